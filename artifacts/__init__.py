@@ -1,0 +1,1 @@
+"""The artifact format: frozen values, digests, reading and atomic writing. Nothing runs here."""

@@ -1,0 +1,209 @@
+"""The manifest: what an artifact is, and the digest of every byte in it.
+
+Stored as canonical JSON (sorted keys, compact, ASCII): `encode_manifest(decode_manifest(raw)) == raw` is required, so
+duplicate keys, unknown fields and other spellings of a value are refused. The artifact's identity is the sha256 of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from ouro_build.artifacts.errors import ArtifactError, VersionError
+from ouro_build.artifacts.geometry import Geometry
+from ouro_build.artifacts.model import ModelConfig
+from ouro_build.artifacts.parts import Part
+from ouro_build.artifacts.plan import Pool
+
+FORMAT = "1.0"
+MANIFEST = "manifest.json"
+WEIGHTS = "weights.safetensors"
+ORACLE = "oracle.json"
+CHUNK = 16 << 20
+"""Bytes a chunk digest covers."""
+CHUNKED_ABOVE = 64 << 20
+"""Files larger than this have chunk digests."""
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of everything in a manifest."""
+
+
+class FileRecord(_Record, frozen=True):
+    """A file of the artifact: `path` relative with forward slashes, its size and digests (`chunks`: one a `CHUNK`)."""
+
+    path: str
+    bytes: int
+    sha256: str
+    chunks: tuple[str, ...] = ()
+
+
+class TensorRecord(_Record, frozen=True):
+    """A packed tensor: `offset` in the weights pool, and the checkpoint tensors it was made of, in order."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+    sha256: str
+    sources: tuple[str, ...]
+
+
+class WeightsRecord(_Record, frozen=True):
+    """The packed weights. `bytes` is the size of the pool; `file` what an embedded weights file is, present or not."""
+
+    embedded: bool
+    layout: str
+    bytes: int
+    tensors: tuple[TensorRecord, ...]
+    file: FileRecord
+
+
+class SourceRecord(_Record, frozen=True):
+    """Where the weights came from. `name` is a hub id or preset; a local checkpoint has none, its folder is no identity."""
+
+    kind: Literal["checkpoint", "hub", "preset"]
+    name: str
+    synthetic: bool
+    seed: int
+
+
+class KvLayout(_Record, frozen=True):
+    """How keys and values lie in memory. Two workers that exchange KV must agree on it.
+
+    `axes` from outermost to innermost; a plane's blocks are adjacent. `planes[loop][layer]` is the plane that a query of
+    that loop and layer sees.
+    """
+
+    axes: tuple[str, ...]
+    planes: tuple[tuple[int, ...], ...]
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the canonical form."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+
+class ImageRecord(_Record, frozen=True):
+    """A compiled kernel. Bytes are per block (`shared`) and per thread (`spills`); `parameters` are (offset, size)."""
+
+    path: str
+    function: str
+    registers: int
+    spills: int
+    shared: int
+    num_warps: int
+    cluster: tuple[int, int, int]
+    cooperative: bool
+    parameters: tuple[tuple[int, int], ...]
+
+
+class PoolRecord(_Record, frozen=True):
+    """A pool of a fixed size in bytes."""
+
+    pool: Pool
+    bytes: int
+
+
+class MemoryPlan(_Record, frozen=True):
+    """Device memory of one target, in bytes.
+
+    `budget` is all that a worker may hold; `reserve` the part of it for the CUDA context, images and graphs. The KV
+    pool takes `kv_blocks` blocks of `kv_block_bytes`, all planes together; `pools` are the others.
+    """
+
+    budget: int
+    reserve: int
+    kv_blocks: int
+    kv_block_bytes: int
+    pools: tuple[PoolRecord, ...]
+
+    def pool_bytes(self, pool: Pool, kv_blocks: int | None = None) -> int:
+        """Size of `pool`; the KV pool's with `kv_blocks` blocks, or with the planned number."""
+        if pool is Pool.KV:
+            return (self.kv_blocks if kv_blocks is None else kv_blocks) * self.kv_block_bytes
+        return next((r.bytes for r in self.pools if r.pool is pool), 0)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all pools and the reserve."""
+        return self.reserve + sum(self.pool_bytes(pool) for pool in Pool)
+
+
+class TargetRecord(_Record, frozen=True):
+    """What was built for one GPU. `images[i]` is the compiled form of specialisation i of the plan index."""
+
+    part: Part
+    ptxas: str
+    plan_index: str
+    plan_columns: str
+    images: tuple[ImageRecord, ...]
+    memory: MemoryPlan
+
+
+class Manifest(_Record, frozen=True):
+    """Everything about an artifact. `toolchain` holds (name, version); `world` is the number of GPUs a worker uses."""
+
+    kind: Literal["ouro-artifact"] = "ouro-artifact"
+    format: str = FORMAT
+    model: ModelConfig
+    source: SourceRecord
+    geometry: Geometry
+    modes: tuple[str, ...]
+    kv: KvLayout
+    kv_digest: str
+    weights: WeightsRecord
+    targets: tuple[TargetRecord, ...]
+    toolchain: tuple[tuple[str, str], ...]
+    stop_ids: tuple[int, ...]
+    world: Literal[1] = 1
+    files: tuple[FileRecord, ...]
+
+    def target(self, name: str) -> TargetRecord | None:
+        """The target built for the part called `name`."""
+        return next((t for t in self.targets if t.part.name == name), None)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Canonical bytes."""
+    return msgspec.json.encode(manifest, order="sorted")
+
+
+def identity(raw: bytes) -> str:
+    """The artifact's identity: sha256 of its manifest's bytes."""
+    return hashlib.sha256(raw).hexdigest()
+
+
+class _Envelope(msgspec.Struct):
+    kind: str = ""
+    format: str = ""
+
+
+def decode_manifest(raw: bytes, where: str = MANIFEST) -> Manifest:
+    """Read a manifest strictly. Raises VersionError for a newer format, ArtifactError for anything else amiss."""
+    try:
+        envelope = msgspec.json.decode(raw, type=_Envelope)
+    except msgspec.MsgspecError as error:
+        raise ArtifactError(f"not a manifest: {error}", where=where) from error
+    if envelope.kind != "ouro-artifact":
+        raise ArtifactError(f"kind is {envelope.kind!r}, 'ouro-artifact' expected", where=where)
+    if envelope.format.split(".")[0] != FORMAT.split(".")[0]:
+        raise VersionError(
+            f"format {envelope.format} is not known here (this software reads {FORMAT})",
+            where=where,
+            hint="Install a newer ouro-build, or build the artifact again with this one.",
+        )
+    try:
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise ArtifactError(str(error), where=where) from error
+    if encode_manifest(manifest) != raw:
+        raise ArtifactError("not in canonical form: a key is repeated or a value is spelt otherwise", where=where)
+    return manifest

@@ -1,0 +1,39 @@
+"""The int32 records through which the host and the programs speak of rows.
+
+A row is one (request, position, loop) query. The host describes a batch as `RowInput` records; `resolve`
+turns a batch's slot ids into `ROW` records, which every later kernel of the program reads. A record whose slot
+is negative is an inactive row: nothing is read or written for it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+RECORD = 8
+"""int32 values a record; 32 bytes, so that one record is one aligned load."""
+
+
+class RowInput(IntEnum):
+    """Columns of a host row record. -1 in a column other than `SLOT` keeps what the slot's state holds."""
+
+    SLOT = 0
+    TOKEN = 1
+    POSITION = 2  # >= 0 also makes the slot active
+    REQUEST = 3
+    BLOCK = 4  # KV block to enter in the request's block table at this position
+    MODE = 5
+    REFERENCE_SLOT = 6
+    GENERATION = 7
+
+
+class Row(IntEnum):
+    """Columns of a resolved row record."""
+
+    SLOT = 0  # -1: inactive
+    POSITION = 1
+    LOOP = 2
+    REQUEST = 3
+    MODE = 4
+    REFERENCE_SLOT = 5
+    GENERATION = 6
+    TOKEN = 7

@@ -1,0 +1,1 @@
+"""Turns a checkpoint and a list of shapes into an artifact."""

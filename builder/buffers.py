@@ -1,0 +1,53 @@
+"""The buffers that outlive a program: weights, KV, state and what the host reads and writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ouro_build.artifacts.geometry import Geometry
+from ouro_build.artifacts.model import ModelConfig
+from ouro_build.artifacts.plan import Buffer, LoadTimeValue, Pool
+from ouro_build.artifacts.rows import RECORD
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Every buffer outside the workspace. Shapes are given where each is made, in `make_buffers`."""
+
+    weights: dict[str, Buffer]
+    kv: Buffer
+    row_state: Buffer
+    hidden: Buffer
+    gate_logits: Buffer
+    exit_probability: Buffer
+    block_tables: Buffer
+    coda_batch: Buffer
+    batch: Buffer
+    inputs: Buffer
+    logits: Buffer
+    tokens: Buffer
+
+    def weight(self, name: str, layer: int | None = None) -> Buffer:
+        """A packed weight; `name` without `layers.N.` for a layer's."""
+        return self.weights[name if layer is None else f"layers.{layer}.{name}"]
+
+
+def make_buffers(model: ModelConfig, geometry: Geometry, weights: dict[str, Buffer]) -> Buffers:
+    """Declare them, unplaced except the weights, whose places the packing has decided."""
+    slots, rows, loops = geometry.slots, geometry.max_rows, model.loops
+    bucket = geometry.buckets[-1]
+    block = (2, model.kv_heads, geometry.block_size, model.head_dim)
+    return Buffers(
+        weights=weights,
+        kv=Buffer("kv", Pool.KV, model.dtype, (model.planes, LoadTimeValue.KV_BLOCKS, *block)),
+        row_state=Buffer("row_state", Pool.STATE, "int32", (slots, RECORD)),
+        hidden=Buffer("hidden", Pool.STATE, model.dtype, (slots, model.hidden_size)),
+        gate_logits=Buffer("gate_logits", Pool.STATE, "float32", (slots, loops)),
+        exit_probability=Buffer("exit_probability", Pool.STATE, "float32", (slots, loops)),
+        block_tables=Buffer("block_tables", Pool.STATE, "int32", (geometry.max_requests, geometry.table_width)),
+        coda_batch=Buffer("coda_batch", Pool.IO, "int32", (bucket,)),
+        batch=Buffer("batch", Pool.IO, "int32", (rows,)),
+        inputs=Buffer("inputs", Pool.IO, "int32", (rows, RECORD)),
+        logits=Buffer("logits", Pool.IO, "float32", (bucket, model.vocab_size)),
+        tokens=Buffer("tokens", Pool.IO, "int32", (bucket,)),
+    )

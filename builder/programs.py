@@ -1,0 +1,177 @@
+"""The programs: what each launches, for one part and one bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ouro_build.artifacts.geometry import Geometry
+from ouro_build.artifacts.model import ModelConfig
+from ouro_build.artifacts.parts import Part
+from ouro_build.artifacts.plan import Buffer, Plan, ProgramKey
+from ouro_build.artifacts.rows import RECORD
+from ouro_build.builder.buffers import Buffers
+from ouro_build.builder.record import Recorder
+from ouro_build.kernels.advance import advance
+from ouro_build.kernels.argmax import argmax
+from ouro_build.kernels.attention_decode import attention_decode, context_splits
+from ouro_build.kernels.attention_merge import attention_merge
+from ouro_build.kernels.attention_prefill import attention_prefill
+from ouro_build.kernels.bind import bind
+from ouro_build.kernels.embedding import embedding
+from ouro_build.kernels.exit_gate import exit_gate
+from ouro_build.kernels.kv_copy import kv_copy
+from ouro_build.kernels.linear import linear
+from ouro_build.kernels.residual_norm import residual_norm
+from ouro_build.kernels.resolve import resolve
+from ouro_build.kernels.rms_norm import rms_norm
+from ouro_build.kernels.rope_kv_write import rope_kv_write
+from ouro_build.kernels.silu_mul import silu_mul
+
+
+class Programs:
+    """Records every program of `model` for one part."""
+
+    def __init__(self, model: ModelConfig, geometry: Geometry, part: Part, buffers: Buffers) -> None:
+        self._model = model
+        self._geometry = geometry
+        self._part = part
+        self._buffers = buffers
+
+    def record(self) -> tuple[Plan, ...]:
+        """A plan for every declared (program, bucket, mode)."""
+        decode: dict[str, Callable[[int], Plan]] = {
+            "recurrent": self.recurrent,
+            "coda": self.coda,
+            "sample": self.sample,
+            "advance": self.advance,
+            "kv_copy": self.kv_copy,
+        }
+        rows = sorted({*self._geometry.buckets, *self._geometry.prefill_buckets})
+        plans = [self.prelude(bucket) for bucket in rows]
+        plans += [self.prefill(bucket) for bucket in self._geometry.prefill_buckets]
+        plans += [make(bucket) for make in decode.values() for bucket in self._geometry.buckets]
+        return tuple(plans)
+
+    def prelude(self, bucket: int) -> Plan:
+        """Apply the host's row inputs, start the rows at loop 0, embed their tokens."""
+        b, part = self._buffers, self._part
+        recorder = Recorder(ProgramKey("prelude", bucket))
+        recorder.add(
+            bind(part, bucket=bucket, inputs=b.inputs, row_state=b.row_state, block_tables=b.block_tables,
+                 block_size=self._geometry.block_size)
+        )  # fmt: skip
+        rows = self._resolve(recorder, bucket, b.batch, self._model.loops)
+        recorder.add(embedding(part, rows=rows, weight=b.weight("embedding"), hidden=b.hidden))
+        return recorder.plan()
+
+    def recurrent(self, bucket: int) -> Plan:
+        """One loop over rows of any loop, one query a row."""
+        return self._loop(Recorder(ProgramKey("recurrent", bucket)), bucket, self._decode_attention)
+
+    def prefill(self, bucket: int) -> Plan:
+        """One loop over prompt rows; a request's rows are adjacent and ascending."""
+        return self._loop(Recorder(ProgramKey("prefill", bucket)), bucket, self._prefill_attention)
+
+    def coda(self, bucket: int) -> Plan:
+        """LM head over the rows of the coda batch."""
+        b = self._buffers
+        recorder = Recorder(ProgramKey("coda", bucket))
+        rows = self._coda_rows(recorder, bucket)
+        recorder.add(linear(self._part, rows=rows, x=b.hidden, weight=b.weight("lm_head"), out=b.logits, gather=True))
+        return recorder.plan()
+
+    def sample(self, bucket: int) -> Plan:
+        """Greedy choice from the logits of the coda batch."""
+        b = self._buffers
+        recorder = Recorder(ProgramKey("sample", bucket))
+        rows = self._coda_rows(recorder, bucket)
+        recorder.add(argmax(self._part, rows=rows, logits=b.logits, tokens=b.tokens))
+        return recorder.plan()
+
+    def advance(self, bucket: int) -> Plan:
+        """Make the sampled tokens the rows' next inputs."""
+        b = self._buffers
+        recorder = Recorder(ProgramKey("advance", bucket))
+        rows = self._coda_rows(recorder, bucket)
+        recorder.add(advance(self._part, rows=rows, tokens=b.tokens, row_state=b.row_state))
+        return recorder.plan()
+
+    def kv_copy(self, bucket: int) -> Plan:
+        """Copy the rows' keys and values of the last loop that ran to the planes of the loops that were skipped."""
+        b = self._buffers
+        recorder = Recorder(ProgramKey("kv_copy", bucket))
+        rows = self._coda_rows(recorder, bucket)
+        recorder.add(
+            kv_copy(self._part, rows=rows, block_tables=b.block_tables, kv=b.kv,
+                    layers=self._model.layers, loops=self._model.loops)
+        )  # fmt: skip
+        return recorder.plan()
+
+    def _resolve(self, recorder: Recorder, bucket: int, batch: Buffer, loop_limit: int) -> Buffer:
+        """Row records of `batch`; rows whose loop is `loop_limit` or more are inactive in this program."""
+        rows = recorder.workspace("rows", "int32", bucket, RECORD)
+        recorder.add(resolve(self._part, batch=batch, row_state=self._buffers.row_state, rows=rows, loop_limit=loop_limit))
+        return rows
+
+    def _coda_rows(self, recorder: Recorder, bucket: int) -> Buffer:
+        return self._resolve(recorder, bucket, self._buffers.coda_batch, self._model.loops + 1)
+
+    def _loop(self, recorder: Recorder, bucket: int, attention: Callable[..., None]) -> Plan:
+        m, b, part, eps = self._model, self._buffers, self._part, self._model.eps
+
+        def workspace(name: str, *shape: int) -> Buffer:
+            return recorder.workspace(name, m.dtype, bucket, *shape)
+
+        rows = self._resolve(recorder, bucket, b.batch, m.loops)
+        x, attended = workspace("x", m.hidden_size), workspace("attended", m.query_size)
+        qkv, q = workspace("qkv", m.qkv_size), workspace("q", m.heads, m.head_dim)
+        gate_up, gated = workspace("gate_up", 2 * m.intermediate_size), workspace("gated", m.intermediate_size)
+        update = workspace("update", m.hidden_size)
+
+        def dense(name: str, layer: int, source: Buffer, out: Buffer) -> None:
+            recorder.add(linear(part, rows=rows, x=source, weight=b.weight(name, layer), out=out))
+
+        def add_and_norm(update_norm: Buffer, norm: Buffer) -> None:
+            recorder.add(
+                residual_norm(part, rows=rows, update=update, update_weight=update_norm, hidden=b.hidden,
+                              weight=norm, out=x, eps=eps)
+            )  # fmt: skip
+
+        recorder.add(rms_norm(part, rows=rows, hidden=b.hidden, weight=b.weight("input_norm", 0), out=x, eps=eps))
+        for layer in range(m.layers):
+            dense("qkv", layer, x, qkv)
+            recorder.add(
+                rope_kv_write(part, rows=rows, qkv=qkv, inv_freq=b.weight("inv_freq"), block_tables=b.block_tables,
+                              kv=b.kv, q=q, layer=layer, layers=m.layers)
+            )  # fmt: skip
+            attention(recorder, rows, q, attended, layer)
+            dense("o", layer, attended, update)
+            add_and_norm(b.weight("input_norm_2", layer), b.weight("post_norm", layer))
+            dense("gate_up", layer, x, gate_up)
+            recorder.add(silu_mul(part, rows=rows, gate_up=gate_up, out=gated))
+            dense("down", layer, gated, update)
+            last = layer == m.layers - 1
+            add_and_norm(b.weight("post_norm_2", layer), b.weight("norm") if last else b.weight("input_norm", layer + 1))
+        recorder.add(
+            exit_gate(part, rows=rows, x=x, weight=b.weight("gate"), bias=b.weight("gate_bias"), hidden=b.hidden,
+                      row_state=b.row_state, gate_logits=b.gate_logits, exit_probability=b.exit_probability)
+        )  # fmt: skip
+        return recorder.plan()
+
+    def _decode_attention(self, recorder: Recorder, rows: Buffer, q: Buffer, out: Buffer, layer: int) -> None:
+        m, b, part = self._model, self._buffers, self._part
+        bucket, splits = int(rows.shape[0]), context_splits(part, rows.shape[0], m.kv_heads, self._geometry.max_context)
+        partial = recorder.workspace(f"partial.{layer}", "float32", bucket, m.heads, splits, m.head_dim)
+        sums = recorder.workspace(f"sums.{layer}", "float32", bucket, m.heads, splits, 2)
+        recorder.add(
+            attention_decode(part, rows=rows, q=q, block_tables=b.block_tables, kv=b.kv, partial=partial, sums=sums,
+                             layer=layer, layers=m.layers)
+        )  # fmt: skip
+        recorder.add(attention_merge(part, rows=rows, partial=partial, sums=sums, out=out))
+
+    def _prefill_attention(self, recorder: Recorder, rows: Buffer, q: Buffer, out: Buffer, layer: int) -> None:
+        b = self._buffers
+        recorder.add(
+            attention_prefill(self._part, rows=rows, q=q, block_tables=b.block_tables, kv=b.kv, out=out,
+                              layer=layer, layers=self._model.layers)
+        )  # fmt: skip

@@ -1,0 +1,34 @@
+"""RMSNorm of the rows' hidden states."""
+
+from __future__ import annotations
+
+from ouro_build.artifacts.parts import Part
+from ouro_build.artifacts.plan import Buffer, Launch, Options
+from ouro_build.kernels.spec import Kernel, Tolerance, next_power_of_2
+
+KERNEL = Kernel(
+    name="rms_norm",
+    contract=1,
+    writes=("out",),
+    tolerance=Tolerance(
+        absolute={"bfloat16": 0.0, "float16": 0.0, "float32": 1e-6},
+        relative={"bfloat16": 2**-6, "float16": 2**-9, "float32": 2e-6},
+        reason="the sum of squares is taken in another order; a last-bit difference of 1/rms may round the value and its "
+        "product with the weight to the neighbour each",
+    ),
+)
+
+
+def rms_norm(part: Part, *, rows: Buffer, hidden: Buffer, weight: Buffer, out: Buffer, eps: float) -> Launch:
+    """`out[i] = norm(hidden[slot of row i]) * weight`.
+
+    rows int32 [bucket, RECORD], hidden [slots, size], weight [size], out [bucket, size]; hidden, weight and out of one type.
+    """
+    bucket, size = out.shape
+    block = next_power_of_2(int(weight.shape[0]))
+    return KERNEL.launch(
+        grid=(bucket, 1, 1),
+        arguments={"rows": rows, "hidden": hidden, "weight": weight, "out": out, "eps": eps},
+        constants={"SIZE": size, "BLOCK": block},
+        options=Options(num_warps=min(8, max(1, block // 256)), num_stages=1),
+    )

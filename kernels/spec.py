@@ -1,0 +1,83 @@
+"""What a kernel declares about itself, and how its launch rule becomes a `Launch` value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ouro_build.artifacts.plan import Argument, Buffer, Constant, Dim, Launch, LoadTimeValue, Options, Specialization
+
+# Divisors that every worker's values have: the planner sizes a KV block in multiples of 16 elements.
+LOAD_TIME_DIVISORS: dict[LoadTimeValue, int] = {
+    LoadTimeValue.KV_BLOCKS: 1,
+    LoadTimeValue.KV_PLANE_STRIDE: 16,
+    LoadTimeValue.SM_COUNT: 1,
+}
+_ALIGNED = 16
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a kernel's output may be from its reference's, by output type, and why."""
+
+    absolute: Mapping[str, float]
+    relative: Mapping[str, float]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's name, the version of its meaning, the arguments it writes (the others it only reads), its tolerance."""
+
+    name: str
+    contract: int
+    writes: tuple[str, ...]
+    tolerance: Tolerance
+
+    def launch(
+        self,
+        grid: tuple[Dim, Dim, Dim],
+        arguments: Mapping[str, Argument],
+        constants: Mapping[str, Constant],
+        options: Options,
+    ) -> Launch:
+        """A launch of this kernel. `arguments` must be in the order of the kernel's parameters.
+
+        Integers are passed as int32, load-time values as int64, floats as float32. Buffers are placed at multiples of
+        256 bytes, so every pointer is known to be aligned.
+        """
+        specialization = Specialization(
+            kernel=self.name,
+            contract=self.contract,
+            types=tuple((name, _type(a)) for name, a in arguments.items()),
+            constants=tuple(constants.items()),
+            divisible=tuple(name for name, a in arguments.items() if _divisible(a)),
+            options=options,
+        )
+        return Launch(specialization=specialization, grid=grid, arguments=tuple(arguments.values()))
+
+
+def _type(argument: Argument) -> str:
+    if isinstance(argument, Buffer):
+        return argument.pointer_type
+    if isinstance(argument, LoadTimeValue):
+        return "i64"
+    return "fp32" if isinstance(argument, float) else "i32"
+
+
+def _divisible(argument: Argument) -> bool:
+    if isinstance(argument, Buffer):
+        return True
+    if isinstance(argument, LoadTimeValue):
+        return LOAD_TIME_DIVISORS[argument] % _ALIGNED == 0
+    return False
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least `n`."""
+    return 1 << (n - 1).bit_length()
+
+
+def ceil_div(a: int, b: int) -> int:
+    """`a / b` rounded up."""
+    return -(-a // b)

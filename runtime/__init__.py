@@ -1,0 +1,1 @@
+"""Opens an artifact, restores its graphs and replays them."""
