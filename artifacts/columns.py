@@ -114,7 +114,9 @@ def columns_from_bytes(index: PlanIndex, raw: bytes, where: str) -> Columns:
     return columns
 
 
-def encode(plans: Sequence[Plan], buffers: Sequence[Buffer], load_time: Sequence[LoadTimeEntry]) -> tuple[PlanIndex, Columns]:
+def encode(
+    plans: Sequence[Plan], buffers: Sequence[Buffer], load_time: Sequence[LoadTimeEntry]
+) -> tuple[PlanIndex, Columns]:
     """Store `plans`, whose buffers must all be placed and listed in `buffers`."""
     specializations = tuple(dict.fromkeys(x.specialization for p in plans for x in p.launches))
     writer = _Writer(
@@ -142,7 +144,8 @@ def encode(plans: Sequence[Plan], buffers: Sequence[Buffer], load_time: Sequence
 def decode(index: PlanIndex, columns: Columns) -> tuple[Plan, ...]:
     """The plans that `encode` stored, launch by launch."""
     return tuple(
-        Plan(e.key, tuple(_launch(index, columns, i) for i in range(e.first, e.first + e.launches))) for e in index.plans
+        Plan(e.key, tuple(_launch(index, columns, i) for i in range(e.first, e.first + e.launches)))
+        for e in index.plans
     )
 
 
@@ -217,9 +220,7 @@ def _launch(index: PlanIndex, columns: Columns, at: int) -> Launch:
     row = columns.launches[at]
     specialization = index.specializations[int(row["specialization"])]
     first = int(row["first_argument"])
-    arguments = tuple(
-        _decoded(index, columns, first + i, kind) for i, (_, kind) in enumerate(specialization.types)
-    )
+    arguments = tuple(_decoded(index, columns, first + i, kind) for i, (_, kind) in enumerate(specialization.types))
     start, count = int(row["first_dependency"]), int(row["dependencies"])
     after = tuple((int(d["launch"]), Edge(int(d["edge"]))) for d in columns.dependencies[start : start + count])
     x, y, z = (_dim(int(v), int(k)) for v, k in zip(row["grid"], row["grid_kind"], strict=True))

@@ -31,7 +31,7 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Base of everything in a manifest."""
 
 
-class FileRecord(_Record, frozen=True):
+class FileRecord(_Record, frozen=True, kw_only=True):
     """A file of the artifact: `path` relative with forward slashes, its size and digests (`chunks`: one a `CHUNK`)."""
 
     path: str
@@ -40,7 +40,7 @@ class FileRecord(_Record, frozen=True):
     chunks: tuple[str, ...] = ()
 
 
-class TensorRecord(_Record, frozen=True):
+class TensorRecord(_Record, frozen=True, kw_only=True):
     """A packed tensor: `offset` in the weights pool, and the checkpoint tensors it was made of, in order."""
 
     name: str
@@ -52,7 +52,7 @@ class TensorRecord(_Record, frozen=True):
     sources: tuple[str, ...]
 
 
-class WeightsRecord(_Record, frozen=True):
+class WeightsRecord(_Record, frozen=True, kw_only=True):
     """The packed weights. `bytes` is the size of the pool; `file` what an embedded weights file is, present or not."""
 
     embedded: bool
@@ -62,7 +62,7 @@ class WeightsRecord(_Record, frozen=True):
     file: FileRecord
 
 
-class SourceRecord(_Record, frozen=True):
+class SourceRecord(_Record, frozen=True, kw_only=True):
     """Where the weights came from. `name` is a hub id or preset; a local checkpoint has none, its folder is no identity."""
 
     kind: Literal["checkpoint", "hub", "preset"]
@@ -71,7 +71,7 @@ class SourceRecord(_Record, frozen=True):
     seed: int
 
 
-class KvLayout(_Record, frozen=True):
+class KvLayout(_Record, frozen=True, kw_only=True):
     """How keys and values lie in memory. Two workers that exchange KV must agree on it.
 
     `axes` from outermost to innermost; a plane's blocks are adjacent. `planes[loop][layer]` is the plane that a query of
@@ -91,7 +91,7 @@ class KvLayout(_Record, frozen=True):
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
 
-class ImageRecord(_Record, frozen=True):
+class ImageRecord(_Record, frozen=True, kw_only=True):
     """A compiled kernel. Bytes are per block (`shared`) and per thread (`spills`); `parameters` are (offset, size)."""
 
     path: str
@@ -105,14 +105,14 @@ class ImageRecord(_Record, frozen=True):
     parameters: tuple[tuple[int, int], ...]
 
 
-class PoolRecord(_Record, frozen=True):
+class PoolRecord(_Record, frozen=True, kw_only=True):
     """A pool of a fixed size in bytes."""
 
     pool: Pool
     bytes: int
 
 
-class MemoryPlan(_Record, frozen=True):
+class MemoryPlan(_Record, frozen=True, kw_only=True):
     """Device memory of one target, in bytes.
 
     `budget` is all that a worker may hold; `reserve` the part of it for the CUDA context, images and graphs. The KV
@@ -137,7 +137,7 @@ class MemoryPlan(_Record, frozen=True):
         return self.reserve + sum(self.pool_bytes(pool) for pool in Pool)
 
 
-class TargetRecord(_Record, frozen=True):
+class TargetRecord(_Record, frozen=True, kw_only=True):
     """What was built for one GPU. `images[i]` is the compiled form of specialisation i of the plan index."""
 
     part: Part
@@ -148,7 +148,7 @@ class TargetRecord(_Record, frozen=True):
     memory: MemoryPlan
 
 
-class Manifest(_Record, frozen=True):
+class Manifest(_Record, frozen=True, kw_only=True):
     """Everything about an artifact. `toolchain` holds (name, version); `world` is the number of GPUs a worker uses."""
 
     kind: Literal["ouro-artifact"] = "ouro-artifact"

@@ -110,7 +110,9 @@ class Programs:
     def _resolve(self, recorder: Recorder, bucket: int, batch: Buffer, loop_limit: int) -> Buffer:
         """Row records of `batch`; rows whose loop is `loop_limit` or more are inactive in this program."""
         rows = recorder.workspace("rows", "int32", bucket, RECORD)
-        recorder.add(resolve(self._part, batch=batch, row_state=self._buffers.row_state, rows=rows, loop_limit=loop_limit))
+        recorder.add(
+            resolve(self._part, batch=batch, row_state=self._buffers.row_state, rows=rows, loop_limit=loop_limit)
+        )
         return rows
 
     def _coda_rows(self, recorder: Recorder, bucket: int) -> Buffer:
@@ -151,7 +153,9 @@ class Programs:
             recorder.add(silu_mul(part, rows=rows, gate_up=gate_up, out=gated))
             dense("down", layer, gated, update)
             last = layer == m.layers - 1
-            add_and_norm(b.weight("post_norm_2", layer), b.weight("norm") if last else b.weight("input_norm", layer + 1))
+            add_and_norm(
+                b.weight("post_norm_2", layer), b.weight("norm") if last else b.weight("input_norm", layer + 1)
+            )
         recorder.add(
             exit_gate(part, rows=rows, x=x, weight=b.weight("gate"), bias=b.weight("gate_bias"), hidden=b.hidden,
                       row_state=b.row_state, gate_logits=b.gate_logits, exit_probability=b.exit_probability)
