@@ -114,9 +114,7 @@ def columns_from_bytes(index: PlanIndex, raw: bytes, where: str) -> Columns:
     return columns
 
 
-def encode(
-    plans: Sequence[Plan], buffers: Sequence[Buffer], load_time: Sequence[LoadTimeEntry]
-) -> tuple[PlanIndex, Columns]:
+def encode(plans: Sequence[Plan], buffers: Sequence[Buffer], load_time: Sequence[LoadTimeEntry]) -> tuple[PlanIndex, Columns]:
     """Store `plans`, whose buffers must all be placed and listed in `buffers`."""
     specializations = tuple(dict.fromkeys(x.specialization for p in plans for x in p.launches))
     writer = _Writer(
@@ -144,8 +142,7 @@ def encode(
 def decode(index: PlanIndex, columns: Columns) -> tuple[Plan, ...]:
     """The plans that `encode` stored, launch by launch."""
     return tuple(
-        Plan(e.key, tuple(_launch(index, columns, i) for i in range(e.first, e.first + e.launches)))
-        for e in index.plans
+        Plan(e.key, tuple(_launch(index, columns, i) for i in range(e.first, e.first + e.launches))) for e in index.plans
     )
 
 

@@ -64,6 +64,13 @@ class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return nbytes(self.dtype, sizes) if len(sizes) == len(self.shape) else 0
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Its shape where no dimension is a load-time value."""
+        if any(isinstance(d, LoadTimeValue) for d in self.shape):
+            raise ValueError(f"{self.name} has load-time dimensions: {self.shape}")
+        return tuple(d for d in self.shape if isinstance(d, int))
+
+    @property
     def pointer_type(self) -> str:
         """Its type in a kernel's signature."""
         return "*" + DTYPES[self.dtype].triton

@@ -110,9 +110,7 @@ class Programs:
     def _resolve(self, recorder: Recorder, bucket: int, batch: Buffer, loop_limit: int) -> Buffer:
         """Row records of `batch`; rows whose loop is `loop_limit` or more are inactive in this program."""
         rows = recorder.workspace("rows", "int32", bucket, RECORD)
-        recorder.add(
-            resolve(self._part, batch=batch, row_state=self._buffers.row_state, rows=rows, loop_limit=loop_limit)
-        )
+        recorder.add(resolve(self._part, batch=batch, row_state=self._buffers.row_state, rows=rows, loop_limit=loop_limit))
         return rows
 
     def _coda_rows(self, recorder: Recorder, bucket: int) -> Buffer:
@@ -153,9 +151,7 @@ class Programs:
             recorder.add(silu_mul(part, rows=rows, gate_up=gate_up, out=gated))
             dense("down", layer, gated, update)
             last = layer == m.layers - 1
-            add_and_norm(
-                b.weight("post_norm_2", layer), b.weight("norm") if last else b.weight("input_norm", layer + 1)
-            )
+            add_and_norm(b.weight("post_norm_2", layer), b.weight("norm") if last else b.weight("input_norm", layer + 1))
         recorder.add(
             exit_gate(part, rows=rows, x=x, weight=b.weight("gate"), bias=b.weight("gate_bias"), hidden=b.hidden,
                       row_state=b.row_state, gate_logits=b.gate_logits, exit_probability=b.exit_probability)
@@ -164,7 +160,8 @@ class Programs:
 
     def _decode_attention(self, recorder: Recorder, rows: Buffer, q: Buffer, out: Buffer, layer: int) -> None:
         m, b, part = self._model, self._buffers, self._part
-        bucket, splits = int(rows.shape[0]), context_splits(part, rows.shape[0], m.kv_heads, self._geometry.max_context)
+        bucket = rows.sizes[0]
+        splits = context_splits(part, bucket, m.kv_heads, self._geometry.max_context)
         partial = recorder.workspace(f"partial.{layer}", "float32", bucket, m.heads, splits, m.head_dim)
         sums = recorder.workspace(f"sums.{layer}", "float32", bucket, m.heads, splits, 2)
         recorder.add(

@@ -24,8 +24,8 @@ def rms_norm(part: Part, *, rows: Buffer, hidden: Buffer, weight: Buffer, out: B
 
     rows int32 [bucket, RECORD], hidden [slots, size], weight [size], out [bucket, size]; hidden, weight and out of one type.
     """
-    bucket, size = out.shape
-    block = next_power_of_2(int(weight.shape[0]))
+    bucket, size = out.sizes
+    block = next_power_of_2(size)
     return KERNEL.launch(
         grid=(bucket, 1, 1),
         arguments={"rows": rows, "hidden": hidden, "weight": weight, "out": out, "eps": eps},
