@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -105,7 +106,8 @@ def columns_from_bytes(index: PlanIndex, raw: bytes, where: str) -> Columns:
     expected = sum(_round8(kind.itemsize * count) for kind, count in layout)
     if len(raw) != expected:
         raise ArtifactError(f"{len(raw)} bytes, {expected} expected from the plan index", where=where)
-    arrays, at = [], 0
+    arrays: list[Any] = []
+    at = 0
     for kind, count in layout:
         arrays.append(np.frombuffer(raw, kind, count, at))
         at += _round8(kind.itemsize * count)

@@ -1,0 +1,23 @@
+"""What the three executors have in common."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ouro_build.artifacts.plan import ProgramKey
+
+
+class Executor(Protocol):
+    """Runs recorded programs over a worker's pools, in submission order."""
+
+    name: str
+    """`graph`, `launch` or `reference`: the word in records and on the command line."""
+
+    def has(self, key: ProgramKey) -> bool:
+        """Whether this executor can run the plan of `key`."""
+
+    def run(self, key: ProgramKey) -> None:
+        """Submit one run of the plan. Raises DeviceError naming the key if it cannot be submitted."""
+
+    def close(self) -> None:
+        """Release what the executor made."""

@@ -1,0 +1,91 @@
+"""Where the pools live. Executors and the engine see memory only through this."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ouro_build.artifacts.errors import DeviceError
+from ouro_build.artifacts.plan import Pool
+
+ALIGNMENT = 256
+"""Every pool starts, and every buffer is placed, at a multiple of this many bytes."""
+
+
+class Memory(Protocol):
+    """The pools of one worker, on a device or on the host. All work is in order, as on one CUDA stream."""
+
+    def base(self, pool: Pool) -> int:
+        """Address of the pool's first byte; 0 for a pool of no bytes."""
+
+    def size(self, pool: Pool) -> int:
+        """Bytes of the pool."""
+
+    def write(self, pool: Pool, offset: int, data: NDArray[np.generic]) -> None:
+        """Put `data` (any contiguous array) at `offset` bytes, after the work already submitted. `data` may be reused at once."""
+
+    def read(self, pool: Pool, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Copy `nbytes` out, waiting for the work already submitted."""
+
+    def fill(self, pool: Pool, byte: int) -> None:
+        """Set every byte of the pool, after the work already submitted."""
+
+    def synchronize(self) -> None:
+        """Wait for the work already submitted. Raises DeviceError if any of it failed."""
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+def check_range(memory: Memory, pool: Pool, offset: int, nbytes: int) -> None:
+    """Raise DeviceError unless [offset, offset + nbytes) lies inside `pool`."""
+    if offset < 0 or nbytes < 0 or offset + nbytes > memory.size(pool):
+        raise DeviceError(
+            f"access to bytes {offset} … {offset + nbytes} of a pool of {memory.size(pool)}", where=pool.name.lower()
+        )
+
+
+class HostMemory:
+    """Pools in ordinary memory, for the reference executor on a machine without a GPU."""
+
+    def __init__(self, sizes: dict[Pool, int]) -> None:
+        self._arenas = {pool: _arena(size) for pool, size in sizes.items()}
+
+    def arena(self, pool: Pool) -> NDArray[np.uint8]:
+        """The pool's bytes, writable."""
+        return self._arenas[pool]
+
+    def base(self, pool: Pool) -> int:
+        return int(self._arenas[pool].ctypes.data) if self.size(pool) else 0
+
+    def size(self, pool: Pool) -> int:
+        arena = self._arenas.get(pool)
+        return 0 if arena is None else len(arena)
+
+    def write(self, pool: Pool, offset: int, data: NDArray[np.generic]) -> None:
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        check_range(self, pool, offset, len(raw))
+        self._arenas[pool][offset : offset + len(raw)] = raw
+
+    def read(self, pool: Pool, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        check_range(self, pool, offset, nbytes)
+        return self._arenas[pool][offset : offset + nbytes].copy()
+
+    def fill(self, pool: Pool, byte: int) -> None:
+        if self.size(pool):
+            self._arenas[pool][:] = byte
+
+    def synchronize(self) -> None:
+        """Nothing is ever pending."""
+
+    def close(self) -> None:
+        self._arenas.clear()
+
+
+def _arena(size: int) -> NDArray[np.uint8]:
+    """`size` zero bytes starting at a multiple of ALIGNMENT; pages are taken only when touched."""
+    raw = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -int(raw.ctypes.data) % ALIGNMENT
+    return raw[start : start + size]
