@@ -143,9 +143,13 @@ def encode(plans: Sequence[Plan], buffers: Sequence[Buffer], load_time: Sequence
 
 def decode(index: PlanIndex, columns: Columns) -> tuple[Plan, ...]:
     """The plans that `encode` stored, launch by launch."""
-    return tuple(
-        Plan(e.key, tuple(_launch(index, columns, i) for i in range(e.first, e.first + e.launches))) for e in index.plans
-    )
+    return tuple(decode_plan(index, columns, entry) for entry in index.plans)
+
+
+def decode_plan(index: PlanIndex, columns: Columns, entry: PlanEntry) -> Plan:
+    """One of the plans that `encode` stored."""
+    launches = range(entry.first, entry.first + entry.launches)
+    return Plan(entry.key, tuple(_launch(index, columns, at) for at in launches))
 
 
 class _Writer:

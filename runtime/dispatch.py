@@ -1,0 +1,47 @@
+"""Which path a program runs by, and the record of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ouro_build.artifacts.errors import RequestError
+from ouro_build.artifacts.plan import ProgramKey
+from ouro_build.artifacts.records import Reason
+from ouro_build.runtime.coverage import Coverage
+from ouro_build.runtime.executor import Executor
+
+
+class Dispatcher:
+    """Runs each program by the first executor that has it: `graph`, then `launch`, then `reference`.
+
+    `reason` says why the first of `executors` is not `graph`, `missing` why a key has no graph.
+    """
+
+    def __init__(
+        self,
+        executors: Sequence[Executor],
+        coverage: Coverage,
+        reason: Reason | None,
+        missing: Mapping[ProgramKey, Reason],
+    ) -> None:
+        self._executors = executors
+        self._coverage = coverage
+        self._reason = reason
+        self._missing = missing
+
+    def run(self, key: ProgramKey, rows: int) -> None:
+        """Submit `key` for `rows` live rows and count it."""
+        for executor in self._executors:
+            if executor.has(key):
+                break
+        else:
+            raise RequestError(
+                f"the artifact has no plan for {key} ({Reason.MODE_NOT_BUILT.value})",
+                hint="Build it with the mode in --sparse-modes, or send the request dense.",
+            )
+        executor.run(key)
+        if executor.name == "graph":
+            self._coverage.replay(key, rows)
+        else:
+            reason = self._reason or self._missing.get(key, Reason.GRAPH_BUDGET)
+            self._coverage.fallback(reason, key.program, key.mode, rows, executor.name)

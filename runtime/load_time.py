@@ -1,0 +1,29 @@
+"""The values that only a worker knows, and the check that they are what the kernels were compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ouro_build.artifacts.columns import LoadTimeEntry
+from ouro_build.artifacts.errors import FitError
+from ouro_build.artifacts.geometry import Geometry
+from ouro_build.artifacts.model import ModelConfig
+from ouro_build.artifacts.plan import LoadTimeValue
+
+Values = Mapping[LoadTimeValue, int]
+
+
+def load_time_values(model: ModelConfig, geometry: Geometry, kv_blocks: int, sm_count: int) -> Values:
+    """Every load-time value of a worker with `kv_blocks` blocks on a device of `sm_count` multiprocessors."""
+    return {
+        LoadTimeValue.KV_BLOCKS: kv_blocks,
+        LoadTimeValue.KV_PLANE_STRIDE: kv_blocks * geometry.block_elements(model),
+        LoadTimeValue.SM_COUNT: sm_count,
+    }
+
+
+def check_divisors(values: Values, entries: Iterable[LoadTimeEntry]) -> None:
+    """Raise FitError if a value lacks the divisor that images were compiled with."""
+    for entry in entries:
+        if values[entry.name] % entry.divisor:
+            raise FitError(f"{entry.name.value} is {values[entry.name]}, a multiple of {entry.divisor} is needed", where="plans")

@@ -1,0 +1,109 @@
+"""The reference executor: each kernel's torch reference, over views of the pools.
+
+The slow path that always works, and the truth for the other executors. Imports torch, and `kernels` for the references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ouro_build.artifacts.columns import Columns, PlanIndex, decode_plan
+from ouro_build.artifacts.dtypes import nbytes
+from ouro_build.artifacts.errors import DeviceError, FitError, MissingExtraError
+from ouro_build.artifacts.plan import Argument, Buffer, Launch, LoadTimeValue, Pool, ProgramKey
+from ouro_build.runtime.load_time import Values
+from ouro_build.runtime.memory import HostMemory, Memory
+
+Call = tuple[Callable[..., None], dict[str, Any]]
+
+
+def require_torch() -> Any:
+    """The torch module. Raises MissingExtraError where it is not installed."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError(
+            "the reference executor needs torch", hint="Install it with: pip install 'ouro-build[reference]'"
+        ) from error
+    return torch
+
+
+class ReferenceExecutor:
+    """Runs plans by torch on the CPU, or on device `device` where the pools are there."""
+
+    name = "reference"
+
+    def __init__(self, index: PlanIndex, columns: Columns, memory: Memory, values: Values, device: int = 0) -> None:
+        self._torch = require_torch()
+        self._index = index
+        self._columns = columns
+        self._values = values
+        self._memory = memory
+        self._entries = {entry.key: entry for entry in index.plans}
+        self._calls: dict[ProgramKey, list[Call]] = {}
+        self._views: dict[Buffer, Any] = {}
+        self._arenas: Mapping[Pool, Any] = {p: _arena(self._torch, memory, p, device) for p in Pool if memory.size(p)}
+
+    def has(self, key: ProgramKey) -> bool:
+        return key in self._entries
+
+    def run(self, key: ProgramKey) -> None:
+        if key not in self._calls:
+            plan = decode_plan(self._index, self._columns, self._entries[key])
+            self._calls[key] = [self._call(launch) for launch in plan.launches]
+        # torch works on a stream of its own: each side finishes before the other goes on.
+        self._memory.synchronize()
+        with self._torch.inference_mode():
+            for function, arguments in self._calls[key]:
+                function(**arguments)
+        if not isinstance(self._memory, HostMemory):
+            self._torch.cuda.synchronize()
+
+    def close(self) -> None:
+        self._calls.clear()
+        self._views.clear()
+        self._arenas = {}
+
+    def _call(self, launch: Launch) -> Call:
+        from ouro_build.kernels import registry
+
+        specialization = launch.specialization
+        declared = registry.kernel(specialization.kernel).contract
+        if declared != specialization.contract:
+            raise FitError(
+                f"the artifact was built for contract {specialization.contract} of it, this reference has {declared}",
+                where=f"kernel {specialization.kernel}",
+                hint="Build the artifact again, or use the ouro-build version that made it.",
+            )
+        function, parameters = registry.reference(specialization.kernel)
+        every = {name: self._value(a) for name, a in launch.named().items()} | dict(specialization.constants)
+        return function, {name: every[name] for name in parameters}
+
+    def _value(self, argument: Argument) -> Any:
+        if isinstance(argument, Buffer):
+            if argument not in self._views:
+                self._views[argument] = self._view(argument)
+            return self._views[argument]
+        return self._values[argument] if isinstance(argument, LoadTimeValue) else argument
+
+    def _view(self, buffer: Buffer) -> Any:
+        shape = tuple(self._values[d] if isinstance(d, LoadTimeValue) else d for d in buffer.shape)
+        end = buffer.offset + nbytes(buffer.dtype, shape)
+        arena = self._arenas.get(buffer.pool)
+        if arena is None or end > arena.numel():
+            raise DeviceError(f"{buffer.name} ends at byte {end} of a smaller pool", where=buffer.pool.name.lower())
+        return arena[buffer.offset : end].view(getattr(self._torch, buffer.dtype)).view(shape)
+
+
+class _DeviceBytes:
+    """Device memory as `__cuda_array_interface__`, through which torch makes a tensor of it without copying."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def _arena(torch: Any, memory: Memory, pool: Pool, device: int) -> Any:
+    if isinstance(memory, HostMemory):
+        return torch.from_numpy(memory.arena(pool))
+    return torch.as_tensor(_DeviceBytes(memory.base(pool), memory.size(pool)), device=f"cuda:{device}")

@@ -1,0 +1,154 @@
+"""Steps: what a scheduler runs. Every row of a step names its state slot; nothing else ties steps together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ouro_build.artifacts.dtypes import DTYPES
+from ouro_build.artifacts.errors import RequestError
+from ouro_build.artifacts.geometry import Geometry
+from ouro_build.artifacts.model import ModelConfig
+from ouro_build.artifacts.plan import Buffer, Pool, ProgramKey
+from ouro_build.artifacts.records import Reason
+from ouro_build.runtime.batch import RowInput, StepInputs
+from ouro_build.runtime.coverage import Coverage
+from ouro_build.runtime.dispatch import Dispatcher
+from ouro_build.runtime.memory import Memory
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What a step chose: `tokens` int32 [rows], and `logits` float32 [rows, vocab] where they were asked for."""
+
+    tokens: NDArray[np.int32]
+    logits: NDArray[np.float32] | None
+
+
+class Steps:
+    """Runs prompt chunks and decode steps over a worker's pools.
+
+    For a worker that has its own scheduler: it owns slots, KV blocks and requests, and says in each row what changes.
+    Slots below `geometry.decode_slots` outlive a step; those above serve the rows of one prompt chunk.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        geometry: Geometry,
+        buffers: dict[str, Buffer],
+        memory: Memory,
+        dispatcher: Dispatcher,
+        coverage: Coverage,
+    ) -> None:
+        self.model = model
+        self.geometry = geometry
+        self._buffers = buffers
+        self._memory = memory
+        self._dispatcher = dispatcher
+        self._coverage = coverage
+        self._inputs = StepInputs(buffers)
+
+    def decode(
+        self, rows: Sequence[RowInput], *, depth: int | None = None, mode: str = "dense", logits: bool = False
+    ) -> Sampled:
+        """One token for each of `rows`: embed, run `depth` loops (default all), sample, advance.
+
+        More rows than the largest bucket are run in several parts. Raises DeviceError if the device fails.
+        """
+        loops = self._depth(depth)
+        parts = _parts(rows, self.geometry.buckets[-1])
+        if len(parts) > 1:
+            self._coverage.fallback(Reason.BUCKET_MISS, "recurrent", mode, len(rows), "split", loops)
+        return self._joined([self._decode_part(part, loops, mode, logits) for part in parts], logits)
+
+    def prefill(self, rows: Sequence[RowInput], finished: Sequence[int] = (), *, logits: bool = False) -> Sampled:
+        """Run prompt rows through every loop, then sample for the slots in `finished`, whose prompts end here.
+
+        A request's rows are adjacent and ascending. Rows past the largest prefill bucket are run in several parts.
+        """
+        parts = _parts(rows, self.geometry.prefill_buckets[-1])
+        if len(parts) > 1:
+            self._coverage.fallback(Reason.BUCKET_MISS, "prefill", "dense", len(rows), "split", self.model.loops)
+        for part in parts:
+            self.start(part)
+            for _ in range(self.model.loops):
+                self.prefill_loop(len(part))
+        sampled = []
+        for slots in _parts(finished, self.geometry.buckets[-1]):
+            self._inputs.write_coda(self._memory, slots)
+            sampled.append(self._sample(len(slots), ("coda", "sample", "advance"), logits))
+        return self._joined(sampled, logits)
+
+    def start(self, rows: Sequence[RowInput]) -> None:
+        """Make prompt `rows` the batch, apply their inputs and embed their tokens."""
+        self._inputs.write(self._memory, rows, ())
+        self._run("prelude", len(rows), self.geometry.prefill_buckets)
+
+    def prefill_loop(self, rows: int) -> None:
+        """One loop over the batch of `rows` prompt rows."""
+        self._run("prefill", rows, self.geometry.prefill_buckets)
+
+    def coda(self, slots: Sequence[int]) -> NDArray[np.float32]:
+        """Logits of the slots' hidden states, float32 [len(slots), vocab]."""
+        out = [np.empty((0, self.model.vocab_size), np.float32)]
+        for part in _parts(slots, self.geometry.buckets[-1]):
+            self._inputs.write_coda(self._memory, part)
+            self._run("coda", len(part), self.geometry.buckets)
+            out.append(self._logits(len(part)))
+        return np.concatenate(out)
+
+    def state(self, name: str) -> NDArray[np.generic]:
+        """A copy of a whole state buffer, bfloat16 as its bits: row_state, hidden, gate_logits, exit_probability, …"""
+        buffer = self._buffers[name]
+        raw = self._memory.read(buffer.pool, buffer.offset, buffer.bytes)
+        return raw.view(DTYPES[buffer.dtype].storage).reshape(buffer.sizes)
+
+    def _decode_part(self, rows: Sequence[RowInput], loops: int, mode: str, logits: bool) -> Sampled:
+        self._inputs.write(self._memory, rows, [row.slot for row in rows])
+        self._run("prelude", len(rows), self.geometry.buckets)
+        for _ in range(loops):
+            self._run("recurrent", len(rows), self.geometry.buckets, mode)
+        # The planes of skipped loops are filled from the row's position, which advance moves on.
+        skipped = ("kv_copy",) if loops < self.model.loops else ()
+        return self._sample(len(rows), ("coda", "sample", *skipped, "advance"), logits)
+
+    def _sample(self, rows: int, programs: Sequence[str], logits: bool) -> Sampled:
+        for program in programs:
+            self._run(program, rows, self.geometry.buckets)
+        tokens = self._read("tokens", rows).view(np.int32)
+        return Sampled(tokens, self._logits(rows) if logits else None)
+
+    def _joined(self, parts: Sequence[Sampled], logits: bool) -> Sampled:
+        tokens = np.concatenate([np.empty(0, np.int32), *(p.tokens for p in parts)])
+        if not logits:
+            return Sampled(tokens, None)
+        empty = np.empty((0, self.model.vocab_size), np.float32)
+        return Sampled(tokens, np.concatenate([empty, *(p.logits for p in parts if p.logits is not None)]))
+
+    def _run(self, program: str, rows: int, buckets: Sequence[int], mode: str = "dense") -> None:
+        bucket = next(b for b in buckets if b >= rows)
+        self._dispatcher.run(ProgramKey(program, bucket, mode), rows)
+
+    def _logits(self, count: int) -> NDArray[np.float32]:
+        return self._read("logits", count).view(np.float32).reshape(count, -1)
+
+    def _read(self, name: str, count: int) -> NDArray[np.uint8]:
+        buffer = self._buffers[name]
+        return self._memory.read(Pool.IO, buffer.offset, buffer.bytes // buffer.sizes[0] * count)
+
+    def _depth(self, depth: int | None) -> int:
+        loops = self.model.loops if depth is None else depth
+        if not 1 <= loops <= self.model.loops:
+            raise RequestError(f"depth {loops} is outside 1 … {self.model.loops}")
+        return loops
+
+
+def _parts(rows: Sequence[T], largest: int) -> list[Sequence[T]]:
+    return [rows[at : at + largest] for at in range(0, len(rows), largest)]
