@@ -13,6 +13,8 @@
     │   └── VersionError               its format is newer than this software
     ├── RequestError         exit 1   a request that cannot be served
     └── DeviceError          exit 1   a CUDA call failed
+        ├── NoDeviceError              there is no GPU to use: no driver, or no device
+        └── RestoreError               a graph cannot be restored
 
 Each says what was wrong, where (file, field, figures), and what to do next.
 """
@@ -88,3 +90,11 @@ class RequestError(OuroError):
 
 class DeviceError(OuroError):
     """A CUDA call failed; the work in flight is lost, results before it are not."""
+
+
+class NoDeviceError(DeviceError):
+    """There is no GPU to use: no bindings, no driver, or no device."""
+
+
+class RestoreError(DeviceError):
+    """A plan's graph could not be restored; the plan can still be launched kernel by kernel."""
