@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ouro_build.artifacts.plan import ProgramKey
-from ouro_build.artifacts.records import CoverageRecord, FallbackCount, KeyCount, Reason
+from ouro_build.artifacts.records import Coverage, FallbackCount, KeyCoverage, Path, Reason
 
 
-class Coverage:
+class CoverageCounter:
     """Counts replays by graph key and fallbacks by reason and shape."""
 
     def __init__(self) -> None:
         self._replays: dict[ProgramKey, list[int]] = defaultdict(lambda: [0, 0])
-        self._fallbacks: dict[tuple[str, str, str, int, str], int] = defaultdict(int)
+        self._fallbacks: dict[tuple[Reason, str, str, int, Path], int] = defaultdict(int)
 
     def replay(self, key: ProgramKey, rows: int) -> None:
         """A graph was replayed for `rows` live rows."""
@@ -21,19 +21,19 @@ class Coverage:
         counts[0] += 1
         counts[1] += rows
 
-    def fallback(self, reason: Reason, program: str, mode: str, rows: int, path: str, count: int = 1) -> None:
+    def fallback(self, reason: Reason, program: str, mode: str, rows: int, path: Path, count: int = 1) -> None:
         """`rows` rows took `path` instead of one graph, `count` times."""
-        self._fallbacks[reason.value, program, mode, rows, path] += count
+        self._fallbacks[reason, program, mode, rows, path] += count
 
     def clear(self) -> None:
         """Forget what was counted."""
         self._replays.clear()
         self._fallbacks.clear()
 
-    def record(self) -> CoverageRecord:
+    def record(self) -> Coverage:
         """The counts so far."""
         keys = [
-            KeyCount(
+            KeyCoverage(
                 program=key.program,
                 bucket=key.bucket,
                 mode=key.mode,
@@ -45,7 +45,9 @@ class Coverage:
             for key, (replays, live) in sorted(self._replays.items())
         ]
         fallbacks = [
-            FallbackCount(reason=Reason(reason), program=program, mode=mode, rows=rows, path=path, count=count)
-            for (reason, program, mode, rows, path), count in sorted(self._fallbacks.items())
+            FallbackCount(reason=reason, program=program, mode=mode, rows=rows, path=path, count=count)
+            for (reason, program, mode, rows, path), count in sorted(
+                self._fallbacks.items(), key=lambda item: (item[0][0].value, *item[0][1:])
+            )
         ]
-        return CoverageRecord(keys=tuple(keys), fallbacks=tuple(fallbacks))
+        return Coverage(keys=tuple(keys), fallbacks=tuple(fallbacks))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ouro_build.artifacts.errors import RequestError
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.records import Reason
-from ouro_build.runtime.coverage import Coverage
+from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.executor import Executor
 
 
@@ -20,7 +20,7 @@ class Dispatcher:
     def __init__(
         self,
         executors: Sequence[Executor],
-        coverage: Coverage,
+        coverage: CoverageCounter,
         reason: Reason | None,
         missing: Mapping[ProgramKey, Reason],
     ) -> None:

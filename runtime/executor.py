@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ouro_build.artifacts.plan import ProgramKey
 
@@ -10,7 +10,7 @@ from ouro_build.artifacts.plan import ProgramKey
 class Executor(Protocol):
     """Runs recorded programs over a worker's pools, in submission order."""
 
-    name: str
+    name: Literal["graph", "launch", "reference"]
     """`graph`, `launch` or `reference`: the word in records and on the command line."""
 
     def has(self, key: ProgramKey) -> bool:

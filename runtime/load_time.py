@@ -26,4 +26,5 @@ def check_divisors(values: Values, entries: Iterable[LoadTimeEntry]) -> None:
     """Raise FitError if a value lacks the divisor that images were compiled with."""
     for entry in entries:
         if values[entry.name] % entry.divisor:
-            raise FitError(f"{entry.name.value} is {values[entry.name]}, a multiple of {entry.divisor} is needed", where="plans")
+            value = values[entry.name]
+            raise FitError(f"{entry.name.value} is {value}, a multiple of {entry.divisor} is needed", where="plans")

@@ -24,7 +24,7 @@ class Memory(Protocol):
         """Bytes of the pool."""
 
     def write(self, pool: Pool, offset: int, data: NDArray[np.generic]) -> None:
-        """Put `data` (any contiguous array) at `offset` bytes, after the work already submitted. `data` may be reused at once."""
+        """Put contiguous `data` at `offset` bytes, after the work already submitted. `data` may be reused at once."""
 
     def read(self, pool: Pool, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Copy `nbytes` out, waiting for the work already submitted."""

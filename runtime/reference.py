@@ -6,7 +6,7 @@ The slow path that always works, and the truth for the other executors. Imports 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ouro_build.artifacts.columns import Columns, PlanIndex, decode_plan
 from ouro_build.artifacts.dtypes import nbytes
@@ -32,7 +32,7 @@ def require_torch() -> Any:
 class ReferenceExecutor:
     """Runs plans by torch on the CPU, or on device `device` where the pools are there."""
 
-    name = "reference"
+    name: Literal["graph", "launch", "reference"] = "reference"
 
     def __init__(self, index: PlanIndex, columns: Columns, memory: Memory, values: Values, device: int = 0) -> None:
         self._torch = require_torch()

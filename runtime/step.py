@@ -16,7 +16,7 @@ from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.plan import Buffer, Pool, ProgramKey
 from ouro_build.artifacts.records import Reason
 from ouro_build.runtime.batch import RowInput, StepInputs
-from ouro_build.runtime.coverage import Coverage
+from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.dispatch import Dispatcher
 from ouro_build.runtime.memory import Memory
 
@@ -45,7 +45,7 @@ class Steps:
         buffers: dict[str, Buffer],
         memory: Memory,
         dispatcher: Dispatcher,
-        coverage: Coverage,
+        coverage: CoverageCounter,
     ) -> None:
         self.model = model
         self.geometry = geometry
