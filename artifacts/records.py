@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Literal, TypeVar
 
 import msgspec
+
+from ouro_build.artifacts.errors import ArtifactError
 
 
 class Reason(Enum):
@@ -49,7 +52,7 @@ class FallbackCount(_Record, frozen=True, kw_only=True):
 class CoverageRecord(_Record, frozen=True, kw_only=True):
     """Replays by graph key, fallbacks by reason and shape."""
 
-    schema: str = "ouro-coverage/1"
+    schema: Literal["ouro-coverage/1"] = "ouro-coverage/1"
     keys: tuple[KeyCount, ...]
     fallbacks: tuple[FallbackCount, ...]
 
@@ -83,6 +86,61 @@ class PhaseRecord(_Record, frozen=True, kw_only=True):
 class StartupRecord(_Record, frozen=True, kw_only=True):
     """Start-up from the start of the process to the first token, `wall_s` seconds."""
 
-    schema: str = "ouro-startup/1"
+    schema: Literal["ouro-startup/1"] = "ouro-startup/1"
     wall_s: float
     phases: tuple[PhaseRecord, ...]
+
+
+class DeviceRecord(_Record, frozen=True, kw_only=True):
+    """The GPU something was observed on. `memory` in bytes; `cuda` is the driver's CUDA version."""
+
+    name: str
+    capability: tuple[int, int]
+    sm_count: int
+    memory: int
+    cuda: tuple[int, int]
+
+
+class ObservedKey(_Record, frozen=True, kw_only=True):
+    """One graph key on one device. None stands for what was not run.
+
+    `patterns` arrangements of live rows were run; `bit_equal` says whether `graph` and `launch` agreed in every bit.
+    `error` is the largest difference from `reference` as a share of the tolerance (at most 1 is right). Times are medians
+    of one run, in microseconds.
+    """
+
+    program: str
+    bucket: int
+    mode: str
+    variant: str
+    patterns: int
+    bit_equal: bool | None
+    error: float | None
+    graph_us: float | None
+    launch_us: float | None
+
+
+class ObservedRecord(_Record, frozen=True, kw_only=True):
+    """What a warm-up saw: the identity of the artifact it is about, the target, the device, and every key."""
+
+    schema: Literal["ouro-observed/1"] = "ouro-observed/1"
+    identity: str
+    target: str
+    device: DeviceRecord
+    keys: tuple[ObservedKey, ...]
+
+
+AnyRecord = TypeVar("AnyRecord", CoverageRecord, StartupRecord, ObservedRecord)
+
+
+def encode_record(record: CoverageRecord | StartupRecord | ObservedRecord) -> bytes:
+    """The record as one line of JSON."""
+    return msgspec.json.encode(record) + b"\n"
+
+
+def decode_record(raw: bytes, kind: type[AnyRecord], where: str) -> AnyRecord:
+    """Read a record strictly. Raises ArtifactError naming the field."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ArtifactError(f"not a record of this kind: {error}", where=where) from error
