@@ -1,0 +1,188 @@
+"""Atomic publishing of a folder: under its final name there is a complete one, or nothing.
+
+A build writes into a hidden sibling, `.NAME.partial-<random>`, and renames it when it is complete and on disk. While the
+build lives it holds a lock (`flock`) on that folder; a killed build's folder is unlocked, and the next build of the same
+output removes it. Builds of one output at once do not see each other: without `force` the first to finish wins and the
+others are refused; with `force` the last one wins.
+
+An existing output is exchanged with the new one in one step where the system can (Linux, `renameat2`), so that one of them
+is always there. Elsewhere it is moved aside first: for that moment nothing is under the name, and never a part of one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ouro_build.artifacts.errors import OutputError
+from ouro_build.artifacts.manifest import MANIFEST
+
+FOLDER_MODE = 0o755
+FILE_MODE = 0o444
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_EXISTS = (errno.EEXIST, errno.ENOTEMPTY)
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@contextmanager
+def publishing(output: Path, *, force: bool = False) -> Iterator[Path]:
+    """Give a folder to write into; publish it as `output` when the block ends, or remove it if the block raises.
+
+    Raises OutputError if `output` exists and is not to be replaced (before and after the block), if its parent cannot be
+    written, or if the disk is full.
+    """
+    check_output(output, force=force)
+    output = output.absolute()
+    _remove_leftovers(output)
+    staging, lock = _stage(output)
+    try:
+        yield staging
+        _settle(staging)
+        check_output(output, force=force)
+        _publish(staging, output, force=force)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise OutputError(
+            "the disk is full", where=str(output), hint="Free some space, or choose another place with -o."
+        ) from error
+    finally:
+        # What is here now is the unfinished artifact, or the one that was replaced, or nothing.
+        shutil.rmtree(staging, ignore_errors=True)
+        os.close(lock)
+
+
+def check_output(output: Path, *, force: bool) -> None:
+    """Raise OutputError if `output` cannot be published. `force` lets an artifact or an empty folder be replaced."""
+    where = str(output)
+    if not output.absolute().parent.is_dir():
+        raise OutputError("the folder it is to be in does not exist", where=where, hint="Create it first.")
+    if not (output.exists() or output.is_symlink()):
+        return
+    if not force:
+        raise OutputError("exists already", where=where, hint="Replace it with --force, or choose another name with -o.")
+    if output.is_symlink() or not output.is_dir():
+        raise OutputError("exists and is no folder: not replaced", where=where, hint="Choose another name with -o.")
+    if not (output / MANIFEST).is_file() and any(output.iterdir()):
+        raise OutputError("exists and is no artifact: not replaced", where=where, hint="Choose another name with -o.")
+
+
+def _prefix(output: Path) -> str:
+    return f".{output.name}.partial-"
+
+
+def _stage(output: Path) -> tuple[Path, int]:
+    """A new locked folder beside `output`, and the lock."""
+    while True:
+        path = output.with_name(_prefix(output) + secrets.token_hex(8))
+        try:
+            path.mkdir(FOLDER_MODE)
+            path.chmod(FOLDER_MODE)  # whatever the umask
+            lock = _lock(path)
+        except OSError as error:
+            with suppress(OSError):
+                path.rmdir()
+            raise OutputError(f"cannot be written: {error.strerror}", where=str(output)) from error
+        if lock is not None:
+            return path, lock
+        # Another build took it for a leftover before it was locked.
+
+
+def _lock(path: Path) -> int | None:
+    """Lock the folder at `path`, or None if someone else holds it or it has gone. Raises OSError."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    held = False
+    try:
+        with suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The name may by now stand for another folder than the one that was opened.
+            held = os.path.samestat(os.fstat(lock), os.lstat(path))
+        return lock if held else None
+    finally:
+        if not held:
+            os.close(lock)
+
+
+def _remove_leftovers(output: Path) -> None:
+    """Remove what killed builds of `output` left: folders of its name that nobody has locked."""
+    prefix = _prefix(output)
+    for path in [output.with_name(n) for n in os.listdir(output.parent) if n.startswith(prefix)]:
+        with suppress(OSError):
+            lock = _lock(path)
+            if lock is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+
+
+def _settle(staging: Path) -> None:
+    """Give every file and folder its mode, and wait until they are on disk."""
+    for folder, _, files in os.walk(staging, topdown=False):
+        for name in files:
+            Path(folder, name).chmod(FILE_MODE)
+            _sync(Path(folder, name))
+        Path(folder).chmod(FOLDER_MODE)
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _publish(staging: Path, output: Path, *, force: bool) -> None:
+    while not _rename(staging, output):
+        if not force:
+            check_output(output, force=False)
+        elif _exchange(staging, output) or _swap(staging, output):
+            break
+    _sync(output.parent)
+
+
+def _rename(source: Path, target: Path) -> bool:
+    """Rename over nothing or an empty folder; False if there is a folder with files, which a rename never replaces."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno in _EXISTS:
+            return False
+        raise
+    return True
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Exchange two names in one step; False where the system or the file system cannot, or one has gone."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform.startswith("linux") else None
+    if renameat2 is None:
+        return False
+    done: int = renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE)
+    return done == 0
+
+
+def _swap(staging: Path, output: Path) -> bool:
+    """Exchange in two steps: the old one is moved aside, then removed. False if another build came in between."""
+    aside = output.with_name(_prefix(output) + secrets.token_hex(8))
+    with suppress(FileNotFoundError):
+        output.rename(aside)
+    try:
+        done = _rename(staging, output)
+    except OSError:
+        with suppress(OSError):
+            aside.rename(output)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+    return done
