@@ -1,0 +1,224 @@
+"""Turns specialisations into cubins, for GPUs that need not be there, on every core.
+
+What a worker process compiles depends on the kernel's source, the specialisation, the architecture and the compilers alone:
+it sees a bare environment, an empty Triton cache, and no debug information is emitted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import Any
+
+from ouro_build.artifacts.columns import SCRATCH_ARGUMENTS
+from ouro_build.artifacts.errors import CompileError
+from ouro_build.artifacts.plan import Specialization
+from ouro_build.builder.cache import Image, ImageCache, image_key
+from ouro_build.builder.cubin import read_cubin
+from ouro_build.builder.toolchain import Toolchain, clean_environment
+
+WARP = 32
+_TYPE_BYTES = {"i32": 4, "u32": 4, "fp32": 4, "i64": 8, "u64": 8}
+_KEPT_TALK = 2000
+
+
+@dataclass(frozen=True)
+class Job:
+    """One image to make: `key` is its content key, `arch` the architecture."""
+
+    key: str
+    specialization: Specialization
+    arch: str
+
+    def __str__(self) -> str:
+        s = self.specialization
+        constants = ", ".join(f"{name}={value}" for name, value in s.constants)
+        return f"kernel {s.kernel} for {self.arch} ({constants}; {s.options.num_warps} warps, {s.options.num_stages} stages)"
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A CompileError on its way back from a worker process."""
+
+    what: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Images by content key; how many of them came from the cache."""
+
+    images: dict[str, Image]
+    cached: int
+
+
+def jobs(specializations: Sequence[Specialization], arch: str, toolchain: Toolchain) -> tuple[Job, ...]:
+    """What is to be made for `arch`, in the order of `specializations`."""
+    return tuple(Job(image_key(s, arch, toolchain), s, arch) for s in specializations)
+
+
+def compile_images(
+    wanted: Sequence[Job], cache: ImageCache, workers: int, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Compiled:
+    """An image for every job, from the cache or compiled by up to `workers` processes.
+
+    `progress(done, total)` is told of each. Raises CompileError naming the kernel, the GPU and the figures.
+    """
+    by_key = {job.key: job for job in wanted}
+    images = {key: image for key in by_key if (image := cache.get(key)) is not None}
+    cached = len(images)
+    progress(cached, len(by_key))
+    missing = [job for key, job in by_key.items() if key not in images]
+    for job, image in _compile_all(missing, workers):
+        cache.put(job.key, image)
+        images[job.key] = image
+        progress(len(images), len(by_key))
+    return Compiled({key: images[key] for key in by_key}, cached)
+
+
+def _compile_all(missing: Sequence[Job], workers: int) -> Iterator[tuple[Job, Image]]:
+    if not missing:
+        return
+    with tempfile.TemporaryDirectory(prefix="ouro-build-") as scratch:
+        # Triton cannot be loaded twice in different modes, and threads do not help: processes, started afresh.
+        pool = ProcessPoolExecutor(
+            min(workers, len(missing)), mp_context=get_context("spawn"), initializer=_start_worker, initargs=(scratch,)
+        )
+        try:
+            waiting = {pool.submit(_compile, job): job for job in missing}
+            for future in as_completed(waiting):
+                yield waiting[future], _result(future)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _result(future: Future[Image | _Failure]) -> Image:
+    try:
+        result = future.result()
+    except BrokenProcessPool as error:
+        raise CompileError(
+            "a compiler process died", hint="If memory ran out, give --workers a smaller number; else run the build again."
+        ) from error
+    if isinstance(result, _Failure):
+        raise CompileError(result.what, where=result.where)
+    return result
+
+
+def _start_worker(scratch: str) -> None:
+    """Make this process one whose compiles are reproducible, silent, and over when the build is."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build decides what an interrupt means
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    kept = clean_environment()
+    os.environ.clear()
+    private = tempfile.mkdtemp(dir=scratch)
+    os.environ.update(kept, TRITON_HOME=private, TRITON_CACHE_DIR=private, TRITON_DISABLE_LINE_INFO="1")
+    # Triton prints the whole PTX to stdout when ptxas fails, and its diagnostics go to stderr from C++.
+    talk = os.open(Path(private) / "talk", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(talk, 2)
+
+
+def _end_with_parent() -> None:
+    """A build that is killed leaves no compilers running."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _compile(job: Job) -> Image | _Failure:
+    """Runs in a worker process."""
+    os.ftruncate(2, 0)
+    try:
+        compiled = _triton_compile(job)
+        return checked_image(job, compiled.asm["cubin"], compiled.asm["ptx"], compiled.metadata)
+    except CompileError as error:
+        return _Failure(error.what, error.where)
+    except Exception as error:  # Triton, MLIR and ptxas each raise types of their own
+        return _Failure(f"{type(error).__name__}: {_shortened(str(error))}{_talk()}", str(job))
+
+
+def _triton_compile(job: Job) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from ouro_build.kernels import registry
+
+    s = job.specialization
+    function = registry.source(s.kernel)
+    types, constants = dict(s.types), dict(s.constants)
+    stray = set(function.arg_names) ^ (types.keys() | constants.keys())
+    if stray:
+        raise ValueError(f"launch rule and source disagree on {sorted(stray)}")
+    source = ASTSource(
+        function,
+        # A signature in another order than the kernel's parameters compiles silently to the wrong thing.
+        {name: "constexpr" if name in constants else types[name] for name in function.arg_names},
+        constexprs=constants,
+        attrs={(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in s.divisible},
+    )
+    compile_: Callable[..., Any] = triton.compile
+    return compile_(source, target=GPUTarget("cuda", int(job.arch.removeprefix("sm_")), WARP), options=_options(s))
+
+
+def _options(s: Specialization) -> dict[str, Any]:
+    """Triton's options, with every default that a version or a variable could change spelt out."""
+    return {
+        "num_warps": s.options.num_warps,
+        "num_stages": s.options.num_stages,
+        "maxnreg": s.options.maxnreg or None,
+        "launch_pdl": s.options.programmatic,
+        "enable_fp_fusion": True,
+        "default_dot_input_precision": "ieee",
+        "debug": False,
+    }
+
+
+def checked_image(job: Job, cubin: bytes, ptx: str, metadata: Any) -> Image:
+    """The record of a compiled kernel, after checking that it can be launched as plans launch it. Raises CompileError."""
+    info = read_cubin(cubin, metadata.name)
+    expected = [_TYPE_BYTES.get(kind, 8) for _, kind in job.specialization.types] + [8] * SCRATCH_ARGUMENTS
+    if [size for _, size in info.parameters] != expected:
+        raise CompileError(f"it takes parameters of {info.parameters} bytes, {expected} expected", where=str(job))
+    if metadata.global_scratch_size or metadata.profile_scratch_size:
+        raise CompileError(f"it wants {metadata.global_scratch_size} bytes of global scratch", where=str(job))
+    if metadata.num_ctas != 1 or metadata.num_warps != job.specialization.options.num_warps:
+        raise CompileError(f"it has {metadata.num_warps} warps and clusters of {metadata.num_ctas}", where=str(job))
+    _check_programmatic(job, ptx)
+    return Image(
+        cubin=cubin,
+        function=metadata.name,
+        registers=info.registers,
+        spills=info.stack,
+        shared=metadata.shared,
+        parameters=info.parameters,
+    )
+
+
+def _check_programmatic(job: Job, ptx: str) -> None:
+    """A kernel takes part in programmatic edges if its launch rule says so, and then waits; else it has no part in them."""
+    programmatic = job.specialization.options.programmatic
+    if programmatic and "griddepcontrol.wait" not in ptx:
+        raise CompileError("it is declared programmatic and never waits for its predecessors", where=str(job))
+    if not programmatic and "griddepcontrol" in ptx:
+        raise CompileError("it uses griddepcontrol and is not declared programmatic", where=str(job))
+
+
+def _talk() -> str:
+    """The end of what the compilers wrote to stderr."""
+    size = os.fstat(2).st_size
+    said = os.pread(2, _KEPT_TALK, max(0, size - _KEPT_TALK)).decode(errors="replace").strip()
+    return f"\n{said}" if said else ""
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _KEPT_TALK else f"{text[: _KEPT_TALK // 2]}\n…\n{text[-_KEPT_TALK // 2 :]}"

@@ -1,0 +1,163 @@
+"""The checker finds each kind of violation, and any harmful change to a sound placement."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ouro_build.artifacts.errors import BuildError
+from ouro_build.artifacts.plan import Buffer, Plan, Pool
+from ouro_build.builder.buffers import make_buffers
+from ouro_build.builder.checker import check
+from ouro_build.builder.planner import place
+from tests.unit.builder.plans import GEOMETRY, MODEL, launch, plan, random_plans, work, writes
+
+WEIGHT = Buffer("w", Pool.WEIGHTS, "float32", (100,), 0)
+BUFFERS = make_buffers(MODEL, GEOMETRY, {"w": WEIGHT})
+POOLS = {Pool.WEIGHTS: 1024, Pool.STATE: 4096, Pool.WORKSPACE: 4096, Pool.IO: 1024}
+
+
+def at(buffer: Buffer, offset: int) -> Buffer:
+    return msgspec.structs.replace(buffer, offset=offset)
+
+
+A, B, C = at(work("a", 64), 0), at(work("b", 64), 256), at(work("c", 64), 512)
+
+
+def checked(*launches, buffers=None, pools=POOLS):
+    made = plan(*launches)
+    used = {b for x in made.launches for _, b in x.buffers()}
+    check([made], list(buffers if buffers is not None else used), pools, writes)
+
+
+def refused(text, *launches, **options):
+    with pytest.raises(BuildError, match=text):
+        checked(*launches, **options)
+
+
+def test_a_sound_plan_passes():
+    checked(launch([A], [WEIGHT]), launch([B], [A]), launch([at(C, 0)], [B]))
+
+
+def test_an_unplaced_buffer():
+    refused("is at -1", launch([at(A, -1)]))
+
+
+def test_a_misaligned_buffer():
+    refused("no multiple of 256", launch([at(A, 128)]))
+
+
+def test_a_buffer_past_the_end_of_its_pool():
+    refused("outside workspace of 4096 bytes", launch([at(A, 4096 - 0)]))
+
+
+def test_a_pool_that_was_never_sized():
+    refused("outside workspace of 0 bytes", launch([A]), pools={})
+
+
+def test_live_buffers_that_overlap():
+    refused("a and b overlap and are live", launch([A]), launch([at(B, 0)], [A]))
+
+
+def test_a_buffer_overwritten_between_its_write_and_its_read():
+    other = at(work("b", 1), 0)
+    refused("overlap and are live", launch([A]), launch([other]), launch([C], [A]))
+
+
+def test_branches_in_no_order_may_not_share():
+    refused("overlap and are live", launch([A], after=[]), launch([at(B, 0)], after=[]))
+
+
+def test_a_read_before_any_write():
+    refused("reads b before anything wrote it", launch([A], [B]), launch([B]))
+
+
+def test_a_read_in_no_order_with_its_write():
+    refused("in no order", launch([A], after=[]), launch([B], [A], after=[]))
+
+
+def test_two_writers_in_no_order():
+    state = at(BUFFERS.hidden, 0)
+    refused("in no order", launch([state], after=[]), launch([state], after=[]))
+
+
+def test_a_dependency_on_a_later_launch():
+    refused("does not come earlier", launch([A], after=[1]), launch([B]))
+
+
+def test_a_dependency_on_itself():
+    refused("does not come earlier", launch([A], after=[0]))
+
+
+def test_a_write_to_the_weights():
+    refused("writes w in weights", launch([WEIGHT]))
+
+
+def test_an_undeclared_buffer():
+    refused("used but not declared", launch([A]), buffers=[])
+
+
+def test_state_buffers_that_overlap():
+    both = [at(BUFFERS.row_state, 0), at(BUFFERS.hidden, 0)]
+    refused("overlap in state", launch([A]), buffers=[A, *both])
+
+
+def test_a_kv_buffer_shares_its_pool_with_nothing():
+    kv = at(BUFFERS.kv, 0)
+    refused("overlap in kv", launch([A]), buffers=[A, kv, Buffer("x", Pool.KV, "float32", (4,), 0)])
+    refused("pool of such a size", launch([A]), buffers=[A, at(BUFFERS.kv, 256)])
+
+
+@pytest.mark.parametrize("grid", [(0, 1, 1), (1, 65536, 1), (1, 1, 65536), (2**31, 1, 1)])
+def test_a_grid_over_the_limits(grid):
+    refused("has grid", launch([A], grid=grid))
+
+
+@settings(max_examples=200, deadline=None)
+@given(random_plans(BUFFERS), st.data())
+def test_moving_a_buffer_onto_a_live_one_is_found(plans, data):
+    placement = place(plans, BUFFERS)
+    chosen = data.draw(st.sampled_from(placement.plans))
+    victims = sorted({b for x in chosen.launches for _, b in x.buffers() if b.pool is Pool.WORKSPACE}, key=lambda b: b.name)
+    victim = data.draw(st.sampled_from(victims))
+    same = [x for x in chosen.launches if victim in x.arguments]
+    others = [b for x in same for _, b in x.buffers() if b.pool is Pool.WORKSPACE and b != victim]
+    assume(others)
+    moved = at(victim, data.draw(st.sampled_from(others)).offset)
+    broken = [_swapped(p, victim, moved) for p in placement.plans]
+    buffers = [moved if b == victim else b for b in placement.buffers]
+    with pytest.raises(BuildError, match="live at the same time"):
+        check(broken, buffers, {**placement.pools, Pool.WORKSPACE: 1 << 30}, writes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(random_plans(BUFFERS), st.data())
+def test_a_pool_too_small_by_one_alignment_is_found(plans, data):
+    placement = place(plans, BUFFERS)
+    pool = data.draw(st.sampled_from([p for p, size in placement.pools.items() if size]))
+    with pytest.raises(BuildError, match="outside"):
+        check(placement.plans, placement.buffers, {**placement.pools, pool: placement.pools[pool] - 256}, writes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(random_plans(BUFFERS), st.data())
+def test_dropping_the_dependencies_of_a_reader_is_found(plans, data):
+    placement = place(plans, BUFFERS)
+    chosen = data.draw(st.sampled_from(placement.plans))
+    readers = [
+        i
+        for i, x in enumerate(chosen.launches)
+        if any(n.startswith("in") and b.pool is not Pool.WEIGHTS for n, b in x.buffers())
+    ]
+    assume(readers)
+    reader = data.draw(st.sampled_from(readers))
+    launches = [msgspec.structs.replace(x, after=()) if i == reader else x for i, x in enumerate(chosen.launches)]
+    with pytest.raises(BuildError):
+        check([Plan(chosen.key, tuple(launches))], placement.buffers, placement.pools, writes)
+
+
+def _swapped(p: Plan, old: Buffer, new: Buffer) -> Plan:
+    launches = [msgspec.structs.replace(x, arguments=tuple(new if a == old else a for a in x.arguments)) for x in p.launches]
+    return Plan(p.key, tuple(launches))
