@@ -1,12 +1,14 @@
 """The manifest: what an artifact is, and the digest of every byte in it.
 
 Stored as canonical JSON (sorted keys, compact, ASCII): `encode_manifest(decode_manifest(raw)) == raw` is required, so
-duplicate keys, unknown fields and other spellings of a value are refused. The artifact's identity is the sha256 of it.
+duplicate keys, unknown fields and other spellings of a value are refused. A seal, the sha256 of the manifest without it,
+makes damage to any other byte visible. The artifact's identity is the sha256 of the file.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Literal
 
 import msgspec
@@ -149,7 +151,10 @@ class TargetRecord(_Record, frozen=True, kw_only=True):
 
 
 class Manifest(_Record, frozen=True, kw_only=True):
-    """Everything about an artifact. `toolchain` holds (name, version); `world` is the number of GPUs a worker uses."""
+    """Everything about an artifact. `toolchain` holds (name, version); `world` is the number of GPUs a worker uses.
+
+    `files` lists every file but the manifest, sorted by path. `files` and `seal` are filled in when an artifact is written.
+    """
 
     kind: Literal["ouro-artifact"] = "ouro-artifact"
     format: str = FORMAT
@@ -164,7 +169,8 @@ class Manifest(_Record, frozen=True, kw_only=True):
     toolchain: tuple[tuple[str, str], ...]
     stop_ids: tuple[int, ...]
     world: Literal[1] = 1
-    files: tuple[FileRecord, ...]
+    files: tuple[FileRecord, ...] = ()
+    seal: str = ""
 
     def target(self, name: str) -> TargetRecord | None:
         """The target built for the part called `name`."""
@@ -176,9 +182,31 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return msgspec.json.encode(manifest, order="sorted")
 
 
+def sealed(manifest: Manifest) -> Manifest:
+    """The manifest with its seal: the sha256 of its canonical bytes while the seal is empty."""
+    bare = msgspec.structs.replace(manifest, seal="")
+    return msgspec.structs.replace(bare, seal=identity(encode_manifest(bare)))
+
+
 def identity(raw: bytes) -> str:
     """The artifact's identity: sha256 of its manifest's bytes."""
     return hashlib.sha256(raw).hexdigest()
+
+
+def decode_manifest(raw: bytes, where: str = MANIFEST) -> Manifest:
+    """Read a manifest strictly. Raises VersionError for a newer format, ArtifactError for anything else amiss."""
+    newer_minor = _check_format(raw, where)
+    try:
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except msgspec.MsgspecError as error:
+        if newer_minor:
+            raise _unknown_format(newer_minor, where) from error
+        raise ArtifactError(str(error), where=where) from error
+    if encode_manifest(manifest) != raw:
+        raise ArtifactError("not in canonical form: a key is repeated or a value is spelt otherwise", where=where)
+    if sealed(manifest).seal != manifest.seal:
+        raise ArtifactError("the seal is not the sha256 of the rest: some field was changed", where=f"{where}: seal")
+    return manifest
 
 
 class _Envelope(msgspec.Struct):
@@ -186,24 +214,26 @@ class _Envelope(msgspec.Struct):
     format: str = ""
 
 
-def decode_manifest(raw: bytes, where: str = MANIFEST) -> Manifest:
-    """Read a manifest strictly. Raises VersionError for a newer format, ArtifactError for anything else amiss."""
+def _check_format(raw: bytes, where: str) -> str:
+    """The format if its minor version is newer than ours, else nothing. Raises VersionError for another major version."""
     try:
         envelope = msgspec.json.decode(raw, type=_Envelope)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError(f"not a manifest: {error}", where=where) from error
     if envelope.kind != "ouro-artifact":
         raise ArtifactError(f"kind is {envelope.kind!r}, 'ouro-artifact' expected", where=where)
-    if envelope.format.split(".")[0] != FORMAT.split(".")[0]:
-        raise VersionError(
-            f"format {envelope.format} is not known here (this software reads {FORMAT})",
-            where=where,
-            hint="Install a newer ouro-build, or build the artifact again with this one.",
-        )
-    try:
-        manifest = msgspec.json.decode(raw, type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise ArtifactError(str(error), where=where) from error
-    if encode_manifest(manifest) != raw:
-        raise ArtifactError("not in canonical form: a key is repeated or a value is spelt otherwise", where=where)
-    return manifest
+    found = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", envelope.format, re.ASCII)
+    if found is None:
+        raise ArtifactError(f"format is {envelope.format!r}, a version such as {FORMAT} expected", where=where)
+    ours = FORMAT.split(".")
+    if int(found[1]) != int(ours[0]):
+        raise _unknown_format(envelope.format, where)
+    return envelope.format if int(found[2]) > int(ours[1]) else ""
+
+
+def _unknown_format(version: str, where: str) -> VersionError:
+    return VersionError(
+        f"format {version} is not known here (this software reads {FORMAT})",
+        where=where,
+        hint="Install a newer ouro-build, or build the artifact again with this one.",
+    )

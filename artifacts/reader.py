@@ -1,0 +1,180 @@
+"""Opens an artifact: nothing is believed before it is checked, and nothing is returned that was not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import msgspec
+
+from ouro_build.artifacts.checks import check_manifest
+from ouro_build.artifacts.columns import Columns, PlanIndex, columns_from_bytes
+from ouro_build.artifacts.digests import check_bytes, verify_files, verify_sizes
+from ouro_build.artifacts.errors import ArtifactError, UsageError
+from ouro_build.artifacts.manifest import (
+    MANIFEST,
+    ORACLE,
+    WEIGHTS,
+    FileRecord,
+    ImageRecord,
+    Manifest,
+    TargetRecord,
+    decode_manifest,
+    identity,
+)
+from ouro_build.artifacts.oracle import Oracle, decode_oracle
+from ouro_build.artifacts.plan_checks import check_plans
+
+TOKENIZER = "tokenizer/tokenizer.json"
+Verify = Literal["full", "sizes"]
+_HINT = "Copy the artifact again, or build it again."
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact on disk. What its methods return has been checked against the manifest when it was read."""
+
+    path: Path
+    manifest: Manifest
+    identity: str
+
+    def read(self, path: str) -> bytes:
+        """The file at `path` (as the manifest spells it). Raises ArtifactError if it is not what the manifest says."""
+        record = next((f for f in self.manifest.files if f.path == path), None)
+        if record is None:
+            raise ArtifactError("the artifact has no such file", where=path)
+        return _read(self.path, record)
+
+    def plans(self, target: TargetRecord) -> tuple[PlanIndex, Columns]:
+        """The plans of `target`. Raises ArtifactError if any index or offset in them is out of range."""
+        index = _decode_index(self.read(target.plan_index), target.plan_index)
+        check_plans(self.manifest, target, index)
+        return index, columns_from_bytes(index, self.read(target.plan_columns), target.plan_columns)
+
+    def image_bytes(self, image: ImageRecord) -> bytes:
+        """The compiled kernel."""
+        return self.read(image.path)
+
+    def oracle(self) -> Oracle:
+        """The recorded prompt and answer. Raises ArtifactError if there is none."""
+        return decode_oracle(self.read(ORACLE), self.manifest.model.vocab_size)
+
+    def has(self, path: str) -> bool:
+        """Whether the artifact holds a file of this path."""
+        return any(f.path == path for f in self.manifest.files)
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """The tokenizer's file, if the model came with one."""
+        return self.path / TOKENIZER if self.has(TOKENIZER) else None
+
+    @property
+    def weights_path(self) -> Path | None:
+        """The packed weights, if they are embedded."""
+        return self.path / WEIGHTS if self.manifest.weights.embedded else None
+
+    @property
+    def observed_path(self) -> Path:
+        """The folder beside the artifact for what is observed of it on devices."""
+        return self.path.with_name(self.path.name + ".observed")
+
+    def verify(self, workers: int | None = None) -> None:
+        """Check every byte, and read all that is read strictly. Raises ArtifactError naming file and field."""
+        verify_files(self.path, self.manifest.files, workers)
+        for target in self.manifest.targets:
+            self.plans(target)
+        if self.has(ORACLE):
+            self.oracle()
+
+
+def open_artifact(path: Path, verify: Verify = "full", workers: int | None = None) -> Artifact:
+    """Open the artifact at `path`.
+
+    `full` checks every byte on `workers` threads (default: one a core). `sizes` checks the manifest, the names and sizes of
+    all files, and leaves each file's digest until it is read; who streams the weights checks them on the way.
+
+    Raises UsageError if there is nothing at `path`, VersionError for a newer format, ArtifactError for any damage.
+    """
+    if not path.exists():
+        raise UsageError("no such artifact", where=str(path))
+    try:
+        return _open(path.resolve(), verify, workers)
+    except ArtifactError as error:
+        raise ArtifactError(error.what, where=_inside(path, error.where), hint=error.hint or _HINT) from error
+
+
+def _open(path: Path, verify: Verify, workers: int | None) -> Artifact:
+    raw = _read_manifest(path)
+    manifest = decode_manifest(raw)
+    check_manifest(manifest)
+    _check_listing(path, manifest)
+    artifact = Artifact(path, manifest, identity(raw))
+    if verify == "full":
+        artifact.verify(workers)
+    else:
+        verify_sizes(path, manifest.files)
+    return artifact
+
+
+def _inside(path: Path, where: str) -> str:
+    return f"{path}: {where}" if where else str(path)
+
+
+def _read_manifest(path: Path) -> bytes:
+    if not path.is_dir():
+        raise ArtifactError("not a folder: an artifact is one")
+    try:
+        return (path / MANIFEST).read_bytes()
+    except FileNotFoundError as error:
+        raise ArtifactError("missing: this is no artifact, or an incomplete one", where=MANIFEST) from error
+    except OSError as error:
+        raise ArtifactError(f"cannot be read: {error.strerror}", where=MANIFEST) from error
+
+
+def _read(root: Path, record: FileRecord) -> bytes:
+    try:
+        data = (root / record.path).read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"cannot be read: {error.strerror}", where=record.path, hint=_HINT) from error
+    check_bytes(record, data)
+    return data
+
+
+def _decode_index(raw: bytes, where: str) -> PlanIndex:
+    try:
+        index = msgspec.json.decode(raw, type=PlanIndex)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ArtifactError(str(error), where=where) from error
+    if msgspec.json.encode(index, order="sorted") != raw:
+        raise ArtifactError("not in canonical form: a key is repeated or a value is spelt otherwise", where=where)
+    return index
+
+
+def _check_listing(root: Path, manifest: Manifest) -> None:
+    """The folder holds exactly the listed files, as ordinary files, and the folders that they need."""
+    listed = {f.path for f in manifest.files}
+    folders = {str(parent) for path in listed for parent in PurePosixPath(path).parents}
+    found = set()
+    for path, kind in _walk(root, ""):
+        if kind == "other":
+            raise ArtifactError("a symbolic link or special file, which no artifact holds", where=path)
+        if path not in (folders if kind == "folder" else listed | {MANIFEST}):
+            raise ArtifactError(f"unexpected {kind}: the manifest does not list it", where=path)
+        found.add(path)
+    missing = sorted(listed - found)
+    if missing:
+        raise ArtifactError("missing", where=missing[0])
+
+
+def _walk(root: Path, prefix: str) -> Iterator[tuple[str, Literal["file", "folder", "other"]]]:
+    with os.scandir(root) as entries:
+        for entry in sorted(entries, key=lambda e: e.name):
+            path = prefix + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                yield path, "folder"
+                yield from _walk(root / entry.name, path + "/")
+            else:
+                yield path, "file" if entry.is_file(follow_symlinks=False) else "other"
