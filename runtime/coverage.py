@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ouro_build.artifacts.plan import ProgramKey
-from ouro_build.artifacts.records import Coverage, FallbackCount, KeyCoverage, Path, Reason
+from ouro_build.artifacts.records import CoverageRecord, FallbackCount, KeyCount, Reason
 
 
 class CoverageCounter:
@@ -13,7 +13,7 @@ class CoverageCounter:
 
     def __init__(self) -> None:
         self._replays: dict[ProgramKey, list[int]] = defaultdict(lambda: [0, 0])
-        self._fallbacks: dict[tuple[Reason, str, str, int, Path], int] = defaultdict(int)
+        self._fallbacks: dict[tuple[Reason, str, str, int, str], int] = defaultdict(int)
 
     def replay(self, key: ProgramKey, rows: int) -> None:
         """A graph was replayed for `rows` live rows."""
@@ -21,7 +21,7 @@ class CoverageCounter:
         counts[0] += 1
         counts[1] += rows
 
-    def fallback(self, reason: Reason, program: str, mode: str, rows: int, path: Path, count: int = 1) -> None:
+    def fallback(self, reason: Reason, program: str, mode: str, rows: int, path: str, count: int = 1) -> None:
         """`rows` rows took `path` instead of one graph, `count` times."""
         self._fallbacks[reason, program, mode, rows, path] += count
 
@@ -30,10 +30,10 @@ class CoverageCounter:
         self._replays.clear()
         self._fallbacks.clear()
 
-    def record(self) -> Coverage:
+    def record(self) -> CoverageRecord:
         """The counts so far."""
         keys = [
-            KeyCoverage(
+            KeyCount(
                 program=key.program,
                 bucket=key.bucket,
                 mode=key.mode,
@@ -44,10 +44,9 @@ class CoverageCounter:
             )
             for key, (replays, live) in sorted(self._replays.items())
         ]
+        ordered = sorted(self._fallbacks.items(), key=lambda item: (item[0][0].value, *item[0][1:]))
         fallbacks = [
             FallbackCount(reason=reason, program=program, mode=mode, rows=rows, path=path, count=count)
-            for (reason, program, mode, rows, path), count in sorted(
-                self._fallbacks.items(), key=lambda item: (item[0][0].value, *item[0][1:])
-            )
+            for (reason, program, mode, rows, path), count in ordered
         ]
-        return Coverage(keys=tuple(keys), fallbacks=tuple(fallbacks))
+        return CoverageRecord(keys=tuple(keys), fallbacks=tuple(fallbacks))

@@ -6,11 +6,13 @@ from typing import Literal, Protocol
 
 from ouro_build.artifacts.plan import ProgramKey
 
+ExecutorName = Literal["graph", "launch", "reference"]
+
 
 class Executor(Protocol):
     """Runs recorded programs over a worker's pools, in submission order."""
 
-    name: Literal["graph", "launch", "reference"]
+    name: ExecutorName
     """`graph`, `launch` or `reference`: the word in records and on the command line."""
 
     def has(self, key: ProgramKey) -> bool:

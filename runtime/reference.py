@@ -6,12 +6,13 @@ The slow path that always works, and the truth for the other executors. Imports 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from ouro_build.artifacts.columns import Columns, PlanIndex, decode_plan
 from ouro_build.artifacts.dtypes import nbytes
 from ouro_build.artifacts.errors import DeviceError, FitError, MissingExtraError
 from ouro_build.artifacts.plan import Argument, Buffer, Launch, LoadTimeValue, Pool, ProgramKey
+from ouro_build.runtime.executor import ExecutorName
 from ouro_build.runtime.load_time import Values
 from ouro_build.runtime.memory import HostMemory, Memory
 
@@ -32,7 +33,7 @@ def require_torch() -> Any:
 class ReferenceExecutor:
     """Runs plans by torch on the CPU, or on device `device` where the pools are there."""
 
-    name: Literal["graph", "launch", "reference"] = "reference"
+    name: ExecutorName = "reference"
 
     def __init__(self, index: PlanIndex, columns: Columns, memory: Memory, values: Values, device: int = 0) -> None:
         self._torch = require_torch()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ouro_build.artifacts.records import Phase, Startup
+from ouro_build.artifacts.records import PhaseRecord, StartupRecord
 
 
 def process_start() -> float:
@@ -37,7 +37,7 @@ class StartupClock:
     def __init__(self, began: float | None = None) -> None:
         self._began = process_start() if began is None else began
         self._open: list[str] = []
-        self._phases: list[Phase] = []
+        self._phases: list[PhaseRecord] = []
         self._wall: float | None = None
         self._note("interpreter and imports", "", self._began, 0)
 
@@ -52,17 +52,20 @@ class StartupClock:
             self._open.pop()
             self._note(name, parent, began, phase.bytes)
 
-    def first_token(self) -> None:
-        """The first token is on the host: start-up ends here. Later calls change nothing."""
+    def first_token(self, began: float) -> None:
+        """The first token is on the host, of a request that `began` then: start-up ends here. Later calls change nothing."""
         if self._wall is None:
+            self._note("first token", "", began, 0)
             self._wall = time.monotonic() - self._began
 
-    def record(self) -> Startup:
+    def record(self) -> StartupRecord:
         """The phases so far, by start."""
         wall = time.monotonic() - self._began if self._wall is None else self._wall
         phases = tuple(sorted(self._phases, key=lambda p: (p.start_s, -p.seconds)))
-        return Startup(wall_s=round(wall, 6), phases=phases)
+        return StartupRecord(wall_s=round(wall, 6), phases=phases)
 
     def _note(self, name: str, parent: str, began: float, moved: int) -> None:
         start, seconds = began - self._began, time.monotonic() - began
-        self._phases.append(Phase(name=name, parent=parent, start_s=round(start, 6), seconds=round(seconds, 6), bytes=moved))
+        self._phases.append(
+            PhaseRecord(name=name, parent=parent, start_s=round(start, 6), seconds=round(seconds, 6), bytes=moved)
+        )

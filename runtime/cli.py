@@ -1,0 +1,151 @@
+"""`ouro-worker`: runs artifacts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import numpy as np
+
+from ouro_build.artifacts.console import Output, run
+from ouro_build.artifacts.errors import UsageError
+from ouro_build.artifacts.records import encode_record
+from ouro_build.artifacts.sizes import SIZE
+from ouro_build.runtime.paths import Choice
+from ouro_build.runtime.selftest import SelfTest, self_test
+from ouro_build.runtime.startup import StartupClock
+from ouro_build.runtime.worker import Output as Generated
+from ouro_build.runtime.worker import Prompt, Worker, load
+
+_EXECUTORS = ("auto", "graph", "launch", "reference")
+
+
+@click.group()
+def cli() -> None:
+    """Run artifacts made by ouro-build."""
+
+
+def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--executor", type=click.Choice(_EXECUTORS), default="auto", show_default=True, help="The path to take."),
+        click.option("--weights", help="Where the weights are, if not in the artifact: DIR, FILE or preset:NAME."),
+        click.option("--memory", type=SIZE, help="All that the worker may hold on the device, e.g. 24GiB."),
+        click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="CUDA device number."),
+        click.option("--max-requests", type=click.IntRange(min=1), help="Requests that run at once."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
+    ):
+        command = option(command)
+    return click.argument("artifact", type=click.Path(path_type=Path))(command)
+
+
+@cli.command("run")
+@_loading_options
+@click.option("--prompt", "text", help="A prompt as text.")
+@click.option("--prompt-ids", type=click.Path(path_type=Path), help="A JSON file: a list of lists of token ids.")
+@click.option("--max-tokens", type=click.IntRange(min=1), required=True, help="Tokens to generate, at most.")
+@click.option("--ignore-eos", is_flag=True, help="Go on past stop tokens.")
+@click.option("--feed-ids", type=click.Path(path_type=Path), help="Like --prompt-ids: replace the sampled tokens as inputs.")
+@click.option("--logits", type=click.Path(path_type=Path), help="Write float32 logits here, one tensor a prompt.")
+@click.option("--coverage-out", type=click.Path(path_type=Path), help="Write the coverage record here.")
+@click.option("--startup-out", type=click.Path(path_type=Path), help="Write the start-up record here.")
+def run_command(
+    artifact: Path,
+    text: str | None,
+    prompt_ids: Path | None,
+    max_tokens: int,
+    ignore_eos: bool,
+    feed_ids: Path | None,
+    logits: Path | None,
+    coverage_out: Path | None,
+    startup_out: Path | None,
+    executor: Choice,
+    weights: str | None,
+    memory: int | None,
+    device: int,
+    max_requests: int | None,
+    as_json: bool,
+) -> None:
+    """Continue prompts greedily."""
+    clock = StartupClock()
+    prompts = _prompts(text, prompt_ids)
+    feed = _id_lists(feed_ids, "--feed-ids") if feed_ids else []
+    if feed and len(feed) != len(prompts):
+        raise UsageError(f"{len(feed)} lists for {len(prompts)} prompts", where=f"--feed-ids {feed_ids}")
+    with load(
+        artifact,
+        executor=executor,
+        weights=weights,
+        memory=memory,
+        device=device,
+        max_requests=max_requests,
+        clock=clock,
+    ) as worker:
+        outputs = worker.generate(prompts, max_tokens, ignore_eos=ignore_eos, feed=feed, logits=logits is not None)
+        if logits is not None:
+            _write_logits(logits, outputs)
+        if coverage_out is not None:
+            coverage_out.write_bytes(encode_record(worker.coverage()))
+        if startup_out is not None:
+            startup_out.write_bytes(encode_record(worker.startup()))
+        Output(json=as_json).data(_result(worker, outputs), lambda _: _drawn(worker, outputs))
+
+
+@cli.command("selftest")
+@_loading_options
+def selftest_command(artifact: Path, as_json: bool, **options: Any) -> int:
+    """Decode the artifact's oracle and compare."""
+    with load(artifact, **options) as worker:
+        seen = self_test(worker)
+    Output(json=as_json).data({**msgspec.to_builtins(seen), "passed": seen.passed}, lambda _: _verdict(seen))
+    return 0 if seen.passed else 1
+
+
+def _prompts(text: str | None, ids: Path | None) -> list[Prompt]:
+    if (text is None) == (ids is None):
+        raise UsageError("give one of --prompt and --prompt-ids", where="prompt")
+    return [text] if text is not None else list(_id_lists(ids, "--prompt-ids")) if ids else []
+
+
+def _id_lists(path: Path, flag: str) -> list[list[int]]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[list[int]])
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=f"{flag} {path}") from error
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"not a JSON list of lists of token ids: {error}", where=f"{flag} {path}") from error
+
+
+def _write_logits(path: Path, outputs: list[Generated]) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({str(i): np.stack(o.logits) for i, o in enumerate(outputs)}, path)
+
+
+def _result(worker: Worker, outputs: list[Generated]) -> dict[str, Any]:
+    return {
+        "outputs": [{"ids": o.ids, "text": o.text, "finish_reason": o.finish_reason, "depths": o.depths} for o in outputs],
+        "executor": worker.executor,
+        "coverage": worker.coverage(),
+        "startup": worker.startup(),
+    }
+
+
+def _drawn(worker: Worker, outputs: list[Generated]) -> str:
+    lines = [o.text if o.text is not None else json.dumps(o.ids) for o in outputs]
+    why = f" ({worker.path.reason.value})" if worker.path.reason else ""
+    lines.append(f"\nexecutor {worker.executor}{why}, first token after {worker.startup().wall_s:.3f} s")
+    return "\n".join(lines)
+
+
+def _verdict(seen: SelfTest) -> str:
+    verdict = "passed" if seen.passed else f"FAILED at steps {', '.join(map(str, seen.wrong))}"
+    return f"self-test {verdict}: {seen.clear} clear choices of {seen.tokens} tokens, by {seen.executor}"
+
+
+def main() -> None:
+    """Entry point."""
+    run(cli)

@@ -1,0 +1,91 @@
+"""Pools on the device, with the executors over them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from ouro_build.artifacts.columns import Columns, PlanIndex
+from ouro_build.artifacts.plan import ProgramKey
+from ouro_build.artifacts.reader import Artifact
+from ouro_build.artifacts.records import Reason
+from ouro_build.runtime.device_memory import DeviceMemory
+from ouro_build.runtime.driver import Driver
+from ouro_build.runtime.executor import Executor
+from ouro_build.runtime.graph import GraphExecutor
+from ouro_build.runtime.images import Images
+from ouro_build.runtime.launch import LaunchExecutor
+from ouro_build.runtime.load_time import Values, load_time_values
+from ouro_build.runtime.machine import describe
+from ouro_build.runtime.paths import WorkerPath
+from ouro_build.runtime.pools import Pools, pool_sizes
+from ouro_build.runtime.relocate import RelocatedPlans
+from ouro_build.runtime.startup import StartupClock
+from ouro_build.runtime.upload import upload_file, upload_pieces
+from ouro_build.runtime.weights import embedded_weights, weight_pieces
+
+
+def open_device_pools(artifact: Artifact, path: WorkerPath, weights: str | None, clock: StartupClock, driver: Driver) -> Pools:
+    """Allocate the pools of `path`, fill the weights, load the images and restore the graphs.
+
+    Takes `driver` over: closing the pools closes it. After this nothing is allocated on the device.
+    """
+    manifest, target = artifact.manifest, path.target
+    index, columns = artifact.plans(target)
+    sm_count = describe(driver).sm_count
+    values = load_time_values(manifest.model, manifest.geometry, path.kv_blocks, sm_count)
+    with ExitStack() as resources:
+        resources.callback(driver.close)
+        with clock.phase("pools") as phase:
+            memory = DeviceMemory(driver, pool_sizes(target.memory, path.kv_blocks))
+            resources.callback(memory.close)
+            phase.bytes = memory.allocated
+        with clock.phase("weights") as phase:
+            phase.bytes = _fill_weights(artifact, weights, memory)
+        missing: dict[ProgramKey, Reason] = {}
+        executors = _executors(artifact, path, index, columns, memory, values, clock, resources, missing)
+        memory.synchronize()
+        memory.seal()
+        kept = resources.pop_all()
+    return Pools(index, memory, path.kv_blocks, executors, missing, kept.close)
+
+
+def _fill_weights(artifact: Artifact, weights: str | None, memory: DeviceMemory) -> int:
+    if weights is None and artifact.manifest.weights.embedded:
+        file = embedded_weights(artifact)
+        return upload_file(memory, Path(file.label), file.data_start, artifact.manifest.weights.file)
+    return upload_pieces(memory, weight_pieces(artifact, weights))
+
+
+def _executors(
+    artifact: Artifact,
+    path: WorkerPath,
+    index: PlanIndex,
+    columns: Columns,
+    memory: DeviceMemory,
+    values: Values,
+    clock: StartupClock,
+    resources: ExitStack,
+    missing: dict[ProgramKey, Reason],
+) -> tuple[Executor, ...]:
+    if path.executor == "reference":
+        from ouro_build.runtime.reference import ReferenceExecutor
+
+        reference = ReferenceExecutor(index, columns, memory, values, memory.driver.ordinal)
+        resources.callback(reference.close)
+        return (reference,)
+    with clock.phase("images") as phase:
+        images = Images(memory.driver, path.target.images, index.specializations, artifact.read)
+        resources.callback(images.close)
+        phase.bytes = images.bytes
+    with clock.phase("relocate"):
+        plans = RelocatedPlans(index, columns, memory, values)
+    launch = LaunchExecutor(memory, plans, images.kernels)
+    resources.callback(launch.close)
+    if path.executor == "launch":
+        return (launch,)
+    with clock.phase("graphs"):
+        graph = GraphExecutor(memory, plans, images.kernels)
+        resources.callback(graph.close)
+    missing.update(dict.fromkeys(graph.failures, Reason.GRAPH_RESTORE_FAILED))
+    return (graph, launch)

@@ -1,0 +1,30 @@
+"""A worker's pools with the executors over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ouro_build.artifacts.columns import PlanIndex
+from ouro_build.artifacts.manifest import MemoryPlan
+from ouro_build.artifacts.plan import Pool, ProgramKey
+from ouro_build.artifacts.records import Reason
+from ouro_build.runtime.executor import Executor
+from ouro_build.runtime.memory import Memory
+
+
+@dataclass(frozen=True)
+class Pools:
+    """`executors` in the order of preference; `missing` says why a key has no graph."""
+
+    index: PlanIndex
+    memory: Memory
+    kv_blocks: int
+    executors: Sequence[Executor]
+    missing: Mapping[ProgramKey, Reason]
+    close: Callable[[], None]
+
+
+def pool_sizes(plan: MemoryPlan, kv_blocks: int) -> dict[Pool, int]:
+    """Bytes of every pool with `kv_blocks` KV blocks."""
+    return {pool: plan.pool_bytes(pool, kv_blocks) for pool in Pool}
