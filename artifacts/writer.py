@@ -11,11 +11,11 @@ import msgspec
 from ouro_build.artifacts.checks import check_manifest
 from ouro_build.artifacts.columns import Columns, PlanIndex
 from ouro_build.artifacts.digests import digest_files
-from ouro_build.artifacts.manifest import MANIFEST, Manifest, encode_manifest, sealed
+from ouro_build.artifacts.manifest import MANIFEST, FileRecord, Manifest, encode_manifest, sealed
 from ouro_build.artifacts.plan_checks import check_plans
 
-Content = bytes | Path | Callable[[BinaryIO], None]
-"""What a file is made of: its bytes, a file to copy, or a function that writes it."""
+Content = bytes | Path | Callable[[BinaryIO], None] | FileRecord
+"""What a file is made of: its bytes, a file to copy, a function that writes it, or the record of a file already there."""
 
 
 def plan_paths(part: str) -> tuple[str, str]:
@@ -44,15 +44,18 @@ def write_artifact(folder: Path, manifest: Manifest, files: Mapping[str, Content
 
     Returns the manifest as written. Raises ArtifactError if a reader would refuse it, OSError if a file cannot be written.
     """
+    there = {path: content for path, content in files.items() if isinstance(content, FileRecord)}
     for path, content in files.items():
-        _write(folder / path, content)
-    complete = sealed(msgspec.structs.replace(manifest, files=digest_files(folder, files, workers)))
+        if not isinstance(content, FileRecord):
+            _write(folder / path, content)
+    records = (*there.values(), *digest_files(folder, files.keys() - there.keys(), workers))
+    complete = sealed(msgspec.structs.replace(manifest, files=tuple(sorted(records, key=lambda r: r.path))))
     check_manifest(complete)
     (folder / MANIFEST).write_bytes(encode_manifest(complete))
     return complete
 
 
-def _write(path: Path, content: Content) -> None:
+def _write(path: Path, content: bytes | Path | Callable[[BinaryIO], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("xb") as file:
         if isinstance(content, bytes):
