@@ -1,0 +1,122 @@
+"""`ouro-artifact`: looks at artifacts, checks them, compares them, completes them.
+
+Exit codes: 0 done, 1 failed (for `diff`: the artifacts differ), 2 wrong usage, 3 the artifact does not fit, 4 it is damaged.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ouro_build.artifacts.console import Output, require_extra, run
+from ouro_build.artifacts.errors import FitError
+from ouro_build.artifacts.manifest import encode_manifest, identity
+from ouro_build.artifacts.reader import Artifact, open_artifact
+from ouro_build.artifacts.sizes import SIZE
+
+_ARTIFACT = click.argument("artifact", type=click.Path(path_type=Path), metavar="ART")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_DEVICE = click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="CUDA device number.")
+
+
+@click.group()
+def cli() -> None:
+    """Look at artifacts, check them, compare them, complete them."""
+
+
+@cli.command()
+@_ARTIFACT
+@_JSON
+def inspect(artifact: Path, as_json: bool) -> None:
+    """Say what is in an artifact: model, shapes, memory, plans, images."""
+    from ouro_build.builder.inspect import draw, view
+
+    Output(json=as_json).data(view(open_artifact(artifact, "sizes")), draw)
+
+
+@cli.command()
+@_ARTIFACT
+@_JSON
+def verify(artifact: Path, as_json: bool) -> None:
+    """Check every byte of an artifact; exit 4 if any is wrong."""
+    files = open_artifact(artifact, "full")
+    found = {
+        "identity": files.identity,
+        "files": len(files.manifest.files),
+        "bytes": sum(f.bytes for f in files.manifest.files),
+    }
+    Output(json=as_json).data(found, lambda v: f"{v['identity']}: {v['files']} files, {v['bytes']:,} bytes, all as listed")
+
+
+@cli.command()
+@_ARTIFACT
+@click.option("--memory", type=SIZE, help="All that a worker may hold on the device, e.g. 24GiB.")
+@_DEVICE
+@_JSON
+def fit(artifact: Path, memory: int | None, device: int, as_json: bool) -> int:
+    """Say whether an artifact runs on this machine, and on which known GPUs; exit 3 if not on this one."""
+    from ouro_build.builder.fit_view import draw, view
+    from ouro_build.runtime.machine import probe
+
+    manifest = open_artifact(artifact, "sizes").manifest
+    found = view(manifest, probe(device), memory)
+    Output(json=as_json).data(found, draw)
+    return 0 if found.target is not None else FitError.exit_code
+
+
+@cli.command()
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@_JSON
+def diff(a: Path, b: Path, as_json: bool) -> int:
+    """Compare two artifacts field by field; exit 0 if they are equal, 1 if they differ."""
+    from ouro_build.builder.diff import difference, draw
+
+    found = difference(open_artifact(a, "sizes"), open_artifact(b, "sizes"))
+    Output(json=as_json).data(found, draw)
+    return 0 if found.equal else 1
+
+
+@cli.command()
+@_ARTIFACT
+@click.option("--weights", required=True, help="Where the weights are: DIR, FILE or preset:NAME.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The artifact to write.")
+@click.option("--force", is_flag=True, help="Replace the output if it exists.")
+@_JSON
+def embed(artifact: Path, weights: str, output: Path, force: bool, as_json: bool) -> None:
+    """Put the weights into an artifact that was built with --weights reference."""
+    from ouro_build.builder.embed import embed as embed_weights
+
+    manifest = embed_weights(open_artifact(artifact, "full"), weights, output, force=force)
+    found = {
+        "output": str(output),
+        "identity": identity(encode_manifest(manifest)),
+        "bytes": sum(f.bytes for f in manifest.files),
+    }
+    Output(json=as_json).data(found, lambda v: f"{v['output']}: {v['bytes']:,} bytes, identity {v['identity']}")
+
+
+@cli.command()
+@_ARTIFACT
+@click.option("--record", type=click.Path(path_type=Path), help="Where the record goes; beside the artifact by default.")
+@_DEVICE
+@_JSON
+def warm(artifact: Path, record: Path | None, device: int, as_json: bool) -> None:
+    """Run every graph of an artifact on this machine, verify and time it, and record what was seen."""
+    require_extra("reference", ("torch",), "ouro-artifact warm")
+    files = open_artifact(artifact, "full")
+    folder = files.observed_path if record is None else record
+    Output(json=as_json).data(_warm(files, folder, device), lambda _: f"warmed; recorded in {folder}")
+
+
+def _warm(artifact: Artifact, folder: Path, device: int) -> Any:
+    # Loads the worker and torch, which no other command here needs.
+    return import_module("ouro_build.builder.warm").warm(artifact, folder, device=device)
+
+
+def main() -> None:
+    """The `ouro-artifact` command."""
+    run(cli)

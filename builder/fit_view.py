@@ -1,0 +1,68 @@
+"""How an artifact fits this machine and every known GPU: as values for tools, and drawn for people."""
+
+from __future__ import annotations
+
+import msgspec
+from rich.console import RenderableType
+from rich.text import Text
+
+from ouro_build.artifacts.fit import Fit, Machine, TargetFit, fit, fit_known_parts
+from ouro_build.artifacts.manifest import Manifest
+from ouro_build.builder.budget import size
+from ouro_build.builder.output import stack, table
+
+
+class KnownPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A known GPU, and the target that would run on it, if any."""
+
+    part: str
+    arch: str
+    target: str | None
+    reasons: tuple[str, ...]
+
+
+class FitView(msgspec.Struct, frozen=True, kw_only=True):
+    """`target` is what would run on `machine`, None if nothing fits; `targets` says how each fared, and why."""
+
+    machine: Machine
+    target: str | None
+    targets: tuple[TargetFit, ...]
+    known: tuple[KnownPart, ...]
+
+
+def view(manifest: Manifest, machine: Machine, memory: int | None) -> FitView:
+    """Judge every target against `machine`, where a worker may hold `memory` bytes, and against every known part."""
+    here = fit(manifest, machine, memory)
+    known = tuple(
+        KnownPart(part=part.name, arch=part.arch, target=found.target, reasons=_reasons(found))
+        for part, found in fit_known_parts(manifest)
+    )
+    return FitView(machine=machine, target=here.target, targets=here.targets, known=known)
+
+
+def draw(shown: FitView) -> RenderableType:
+    """The view for people."""
+    here = [(t.target, "yes" if t.accepted else "no", "\n".join((*map(str, t.refusals), *t.notes))) for t in shown.targets]
+    known = [(k.part, k.arch, k.target or "–", "\n".join(k.reasons)) for k in shown.known]
+    hints = dict.fromkeys(r.hint for t in shown.targets for r in t.refusals if r.hint)
+    return stack(
+        Text(f"this machine: {_described(shown.machine)}"),
+        table("targets on this machine", ("target", "fits", "reasons"), here),
+        *([] if shown.target else [Text("\n".join(hints))]),
+        table("known GPUs, idle", ("GPU", "architecture", "runs target", "reasons"), known),
+    )
+
+
+def _reasons(found: Fit) -> tuple[str, ...]:
+    """Notes on the target that fits; else the refusals, each once."""
+    if found.accepted:
+        return found.chosen.notes
+    return tuple(dict.fromkeys(str(r) for t in found.targets for r in t.refusals))
+
+
+def _described(machine: Machine) -> str:
+    if machine.reason:
+        return f"no usable GPU ({machine.reason})"
+    capability = ".".join(map(str, machine.capability))
+    free = f"{size(machine.memory_free)} of {size(machine.memory_total)} free"
+    return f"{machine.name}, {capability}, {machine.sm_count} SMs, {free}"

@@ -1,0 +1,214 @@
+"""What is in an artifact: as values for tools, and drawn for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from rich.console import RenderableType
+
+from ouro_build.artifacts.columns import Columns, PlanIndex
+from ouro_build.artifacts.manifest import Manifest, TargetRecord
+from ouro_build.artifacts.plan import Constant, Edge, Pool
+from ouro_build.artifacts.reader import Artifact
+from ouro_build.builder.budget import size
+from ouro_build.builder.output import facts, stack, table
+
+
+class ImageView(msgspec.Struct, frozen=True, kw_only=True):
+    """A compiled kernel: registers and spilled bytes a thread, shared bytes a block, bytes of its file."""
+
+    kernel: str
+    contract: int
+    constants: dict[str, Constant]
+    registers: int
+    spills: int
+    shared: int
+    num_warps: int
+    bytes: int
+    path: str
+
+
+class PoolView(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool's bytes, and the buffers that the plans have in it."""
+
+    pool: str
+    bytes: int
+    buffers: int
+
+
+class PlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan: its key, how many kernels it launches, and how many of its dependencies are programmatic."""
+
+    program: str
+    bucket: int
+    mode: str
+    variant: str
+    launches: int
+    programmatic: int
+
+
+class TargetView(msgspec.Struct, frozen=True, kw_only=True):
+    """What was built for one GPU. Memory in bytes."""
+
+    part: str
+    arch: str
+    sm_count: int
+    ptxas: str
+    budget: int
+    reserve: int
+    kv_blocks: int
+    kv_block_bytes: int
+    pools: tuple[PoolView, ...]
+    images: tuple[ImageView, ...]
+    plans: tuple[PlanView, ...]
+
+
+class ArtifactView(msgspec.Struct, frozen=True, kw_only=True):
+    """An artifact: the manifest's parts that describe it, as built-in values, and its targets."""
+
+    identity: str
+    format: str
+    bytes: int
+    files: int
+    model: dict[str, Any]
+    source: dict[str, Any]
+    geometry: dict[str, Any]
+    modes: tuple[str, ...]
+    kv_digest: str
+    weights: dict[str, Any]
+    toolchain: dict[str, str]
+    stop_ids: tuple[int, ...]
+    tokenizer: bool
+    targets: tuple[TargetView, ...]
+
+
+def view(artifact: Artifact) -> ArtifactView:
+    """What is in `artifact`. Raises ArtifactError if its plans are damaged."""
+    m = artifact.manifest
+    return ArtifactView(
+        identity=artifact.identity,
+        format=m.format,
+        bytes=sum(f.bytes for f in m.files),
+        files=len(m.files),
+        model=msgspec.to_builtins(m.model),
+        source=msgspec.to_builtins(m.source),
+        geometry=msgspec.to_builtins(m.geometry),
+        modes=m.modes,
+        kv_digest=m.kv_digest,
+        weights=msgspec.to_builtins(m.weights),
+        toolchain=dict(m.toolchain),
+        stop_ids=m.stop_ids,
+        tokenizer=artifact.tokenizer_path is not None,
+        targets=tuple(_target(m, t, *artifact.plans(t)) for t in m.targets),
+    )
+
+
+def _target(manifest: Manifest, target: TargetRecord, index: PlanIndex, columns: Columns) -> TargetView:
+    memory = target.memory
+    return TargetView(
+        part=target.part.name,
+        arch=target.part.arch,
+        sm_count=target.part.sm_count,
+        ptxas=target.ptxas,
+        budget=memory.budget,
+        reserve=memory.reserve,
+        kv_blocks=memory.kv_blocks,
+        kv_block_bytes=memory.kv_block_bytes,
+        pools=tuple(
+            PoolView(pool=p.name.lower(), bytes=memory.pool_bytes(p), buffers=sum(b.pool is p for b in index.buffers))
+            for p in Pool
+        ),
+        images=_images(manifest, target, index),
+        plans=_plans(index, columns),
+    )
+
+
+def _images(manifest: Manifest, target: TargetRecord, index: PlanIndex) -> tuple[ImageView, ...]:
+    sizes = {f.path: f.bytes for f in manifest.files}
+    return tuple(
+        ImageView(
+            kernel=specialization.kernel,
+            contract=specialization.contract,
+            constants=dict(specialization.constants),
+            registers=image.registers,
+            spills=image.spills,
+            shared=image.shared,
+            num_warps=image.num_warps,
+            bytes=sizes[image.path],
+            path=image.path,
+        )
+        for specialization, image in zip(index.specializations, target.images, strict=True)
+    )
+
+
+def _plans(index: PlanIndex, columns: Columns) -> tuple[PlanView, ...]:
+    found = []
+    for entry in index.plans:
+        launches = columns.launches[entry.first : entry.first + entry.launches]
+        first = int(launches["first_dependency"][0]) if len(launches) else 0
+        edges = columns.dependencies["edge"][first : first + int(launches["dependencies"].sum())]
+        found.append(
+            PlanView(
+                program=entry.key.program,
+                bucket=entry.key.bucket,
+                mode=entry.key.mode,
+                variant=entry.key.variant,
+                launches=entry.launches,
+                programmatic=int((edges == Edge.PROGRAMMATIC).sum()),
+            )
+        )
+    return tuple(found)
+
+
+def draw(shown: ArtifactView) -> RenderableType:
+    """The view for people."""
+    return stack(_overview(shown), *(part for target in shown.targets for part in _draw_target(target)))
+
+
+def _overview(shown: ArtifactView) -> RenderableType:
+    m, g, w = shown.model, shown.geometry, shown.weights
+    source = " ".join(str(v) for v in (shown.source["kind"], shown.source["name"]) if v)
+    synthetic = f", synthetic weights, seed {shown.source['seed']}" if shown.source["synthetic"] else ""
+    held = "embedded" if w["embedded"] else "by reference: give the worker --weights"
+    return facts(
+        "artifact",
+        [
+            ("identity", shown.identity),
+            ("format", shown.format),
+            ("files", f"{shown.files} files, {size(shown.bytes)}"),
+            ("source", source + synthetic),
+            ("model", f"{m['layers']} layers × {m['loops']} loops, hidden {m['hidden_size']}, {m['dtype']}"),
+            ("heads", f"{m['heads']} query, {m['kv_heads']} key, of {m['head_dim']}"),
+            ("vocabulary", m["vocab_size"]),
+            ("buckets", g["buckets"]),
+            ("prefill buckets", g["prefill_buckets"]),
+            ("requests", f"{g['max_requests']} of up to {g['max_context']} tokens, blocks of {g['block_size']}"),
+            ("modes", shown.modes),
+            ("KV layout", shown.kv_digest),
+            ("weights", f"{len(w['tensors'])} tensors, {size(w['bytes'])}, {held}"),
+            ("tokenizer", shown.tokenizer),
+            ("stop ids", ", ".join(map(str, shown.stop_ids)) or "none"),
+            ("toolchain", ", ".join(f"{name} {version}" for name, version in shown.toolchain.items())),
+        ],
+    )
+
+
+def _draw_target(t: TargetView) -> tuple[RenderableType, ...]:
+    pools = [(p.pool, size(p.bytes), str(p.buffers)) for p in t.pools if p.bytes]
+    pools.append(("reserve", size(t.reserve), "context, images, graphs"))
+    held = t.reserve + sum(p.bytes for p in t.pools)
+    blocks = f"{t.kv_blocks:,} KV blocks of {size(t.kv_block_bytes)}"
+    plans = [("/".join(filter(None, (p.program, p.mode, p.variant))), p.bucket, p.launches, p.programmatic) for p in t.plans]
+    images = [(i.kernel, _constants(i), i.registers, i.spills, i.shared, i.num_warps, i.bytes) for i in t.images]
+    columns = ("kernel", "constants", "registers", "spills", "shared", "warps", "bytes")
+    name = f"{t.part} ({t.arch}, {t.sm_count} SMs, ptxas {t.ptxas})"
+    return (
+        table(f"memory on {name}: {size(held)} of {size(t.budget)}, {blocks}", ("pool", "size", "buffers"), pools),
+        table(f"plans for {t.part}", ("program", "bucket", "launches", "programmatic"), plans),
+        table(f"images for {t.part}", columns, images),
+    )
+
+
+def _constants(image: ImageView) -> str:
+    return " ".join(f"{name}={value}" for name, value in image.constants.items())
