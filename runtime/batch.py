@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ class RowInput(NamedTuple):
 class StepInputs:
     """The io buffers that a step is described in: coda_batch, batch and inputs, adjacent from the pool's first byte."""
 
-    def __init__(self, buffers: dict[str, Buffer]) -> None:
+    def __init__(self, buffers: Mapping[str, Buffer]) -> None:
         coda, batch, inputs = (buffers[name] for name in ("coda_batch", "batch", "inputs"))
         self._coda, self._rows = coda.sizes[0], batch.sizes[0]
         self._places = [b.offset // 4 for b in (coda, batch, inputs)]
