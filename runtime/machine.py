@@ -1,0 +1,49 @@
+"""What GPU this machine has, asked of the driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ouro_build.artifacts.errors import NoDeviceError
+from ouro_build.artifacts.fit import Machine
+from ouro_build.runtime.driver import Driver, open_driver
+
+_NAME = 256  # bytes asked for; the longest names are a quarter of it
+
+
+def probe(device: int = 0, api: Any = None) -> Machine:
+    """The machine as CUDA device `device` shows it, or an absent one with the reason why.
+
+    Makes and gives back a context; a worker that keeps its own asks `describe`. Raises UsageError for a number that no
+    device has, DeviceError if the device cannot be used.
+    """
+    try:
+        driver = open_driver(device, api)
+    except NoDeviceError as error:
+        return Machine.absent(error.what)
+    try:
+        return describe(driver)
+    finally:
+        driver.close()
+
+
+def describe(driver: Driver) -> Machine:
+    """The machine as an open device shows it. `memory_free` is what is left beside the context that is open now."""
+    doing = f"asking about CUDA device {driver.ordinal}"
+    attributes = driver.api.CUdevice_attribute
+
+    def attribute(name: str) -> int:
+        code = getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(driver.call("cuDeviceGetAttribute", code, driver.device, doing=doing))
+
+    name: bytes = driver.call("cuDeviceGetName", _NAME, driver.device, doing=doing)
+    free, total = driver.call("cuMemGetInfo", doing=doing)
+    version = int(driver.call("cuDriverGetVersion", doing=doing))
+    return Machine(
+        name=name.split(b"\0")[0].decode(errors="replace"),
+        capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+        sm_count=attribute("MULTIPROCESSOR_COUNT"),
+        memory_total=int(total),
+        memory_free=int(free),
+        cuda=(version // 1000, version % 1000 // 10),
+    )

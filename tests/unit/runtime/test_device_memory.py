@@ -1,0 +1,146 @@
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ouro_build.artifacts.errors import DeviceError
+from ouro_build.artifacts.plan import Pool
+from ouro_build.runtime.device_memory import DeviceMemory
+from ouro_build.runtime.driver import open_driver
+from ouro_build.runtime.memory import ALIGNMENT
+from tests.unit.runtime.fake_driver import FakeDriver
+
+SIZES = {Pool.WEIGHTS: 1000, Pool.KV: 300, Pool.STATE: 0}
+
+
+def opened(api: FakeDriver, **staging: int) -> DeviceMemory:
+    return DeviceMemory(open_driver(0, api), SIZES, **staging)
+
+
+def test_pools_are_allocated_once_and_given_back() -> None:
+    api = FakeDriver()
+    memory = opened(api)
+    assert api.calls["cuMemAlloc"] == 2
+    assert memory.allocated == 1300
+    assert memory.base(Pool.WEIGHTS) % ALIGNMENT == 0
+    assert memory.base(Pool.STATE) == memory.base(Pool.IO) == 0
+    assert memory.size(Pool.STATE) == memory.size(Pool.IO) == 0
+    memory.close()
+    memory.close()
+    assert api.live() == {"context": 1}
+    assert memory.size(Pool.WEIGHTS) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [
+        ("cuStreamCreate", 1),
+        ("cuMemAlloc", 1),
+        ("cuMemAlloc", 2),
+        ("cuMemHostAlloc", 1),
+        ("cuMemHostAlloc", 2),
+        ("cuEventCreate", 3),
+    ],
+)
+def test_a_failure_gives_everything_back(name: str, at: int) -> None:
+    api = FakeDriver()
+    driver = open_driver(0, api)
+    api.fail(name, "CUDA_ERROR_OUT_OF_MEMORY", at)
+    with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
+        DeviceMemory(driver, SIZES)
+    assert api.live() == {"context": 1}
+
+
+def test_too_large_a_pool_is_named() -> None:
+    driver = open_driver(0, FakeDriver(memory=1 << 20))
+    with pytest.raises(DeviceError, match="allocating 2097152 bytes for the pool kv: CUDA_ERROR_OUT_OF_MEMORY"):
+        DeviceMemory(driver, {Pool.WEIGHTS: 1000, Pool.KV: 2 << 20})
+
+
+def test_what_is_written_is_read_back() -> None:
+    memory = opened(FakeDriver())
+    data = np.arange(100, dtype=np.int16).reshape(10, 10)
+    memory.write(Pool.WEIGHTS, 512, data)
+    memory.write(Pool.WEIGHTS, 512, data[:1, :2].T)
+    assert (memory.read(Pool.WEIGHTS, 512, 200).view(np.int16) == data.reshape(-1)).all()
+
+
+def test_data_may_be_reused_at_once() -> None:
+    memory = opened(FakeDriver())
+    data = np.full(100, 1, np.uint8)
+    for value in range(1, 4):
+        data[:] = value
+        memory.write(Pool.WEIGHTS, 100 * value, data)
+        data[:] = 99
+    assert memory.read(Pool.WEIGHTS, 100, 300).reshape(3, 100).tolist() == [[v] * 100 for v in (1, 2, 3)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bank=st.integers(1, 64),
+    banks=st.integers(1, 4),
+    writes=st.lists(st.tuples(st.integers(0, 999), st.integers(0, 200)), max_size=12),
+)
+def test_any_ring_gives_the_same_bytes(bank: int, banks: int, writes: list[tuple[int, int]]) -> None:
+    memory = opened(FakeDriver(), bank=bank, banks=banks)
+    memory.fill(Pool.WEIGHTS, 0)
+    expected = np.zeros(1000, np.uint8)
+    for i, (offset, size) in enumerate(writes):
+        data = (np.arange(min(size, 1000 - offset)) + i).astype(np.uint8)
+        memory.write(Pool.WEIGHTS, offset, data)
+        expected[offset : offset + len(data)] = data
+    assert (memory.read(Pool.WEIGHTS, 0, 1000) == expected).all()
+
+
+def test_small_writes_share_a_bank_and_do_not_wait() -> None:
+    api = FakeDriver()
+    memory = opened(api, bank=1024, banks=2)
+    for _ in range(30):
+        memory.write(Pool.KV, 0, np.zeros(64, np.uint8))
+    assert api.calls["cuEventSynchronize"] == 0
+    memory.write(Pool.WEIGHTS, 0, np.zeros(1000, np.uint8))
+    assert api.calls["cuEventSynchronize"] == 1
+
+
+def test_fill_sets_every_byte_after_earlier_work() -> None:
+    memory = opened(FakeDriver())
+    memory.write(Pool.KV, 0, np.zeros(300, np.uint8))
+    memory.fill(Pool.KV, 0xFF)
+    memory.fill(Pool.STATE, 0xFF)
+    assert (memory.read(Pool.KV, 0, 300) == 0xFF).all()
+
+
+@pytest.mark.parametrize(("offset", "size"), [(-1, 4), (298, 4), (301, 0), (0, 301)])
+def test_access_outside_a_pool_is_refused(offset: int, size: int) -> None:
+    memory = opened(FakeDriver())
+    with pytest.raises(DeviceError, match="kv"):
+        memory.read(Pool.KV, offset, size)
+    with pytest.raises(DeviceError, match="kv"):
+        memory.write(Pool.KV, offset, np.zeros(size, np.uint8))
+
+
+def test_a_failed_copy_says_so() -> None:
+    api = FakeDriver()
+    memory = opened(api)
+    api.fail("cuMemcpyHtoDAsync", "CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(DeviceError, match="copying 8 bytes to the device: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        memory.write(Pool.KV, 0, np.zeros(8, np.uint8))
+    api.fail("cuStreamSynchronize", "CUDA_ERROR_LAUNCH_FAILED")
+    with pytest.raises(DeviceError, match="waiting for the device"):
+        memory.synchronize()
+
+
+def test_nothing_is_allocated_once_sealed() -> None:
+    api = FakeDriver()
+    memory = opened(api)
+    memory.seal()
+    before = dict(api.calls)
+    memory.write(Pool.WEIGHTS, 0, np.zeros(900, np.uint8))
+    memory.read(Pool.WEIGHTS, 0, 900)
+    assert api.calls["cuMemAlloc"] == before["cuMemAlloc"]
+    assert api.calls["cuMemHostAlloc"] == before["cuMemHostAlloc"]
+    with pytest.raises(DeviceError, match="allocating 1000 bytes for the pool weights after the worker was ready"):
+        DeviceMemory(memory.driver, SIZES)

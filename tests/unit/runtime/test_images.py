@@ -1,0 +1,93 @@
+import msgspec
+import pytest
+
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+
+from ouro_build.artifacts.errors import ArtifactError, DeviceError
+from ouro_build.artifacts.manifest import ImageRecord
+from ouro_build.runtime.driver import open_driver
+from ouro_build.runtime.images import Images
+from tests.unit.runtime.device_rig import FILES, IMAGES, SCALE, SCALE_PARAMETERS, SPREAD, SPREAD_PARAMETERS, image
+from tests.unit.runtime.fake_driver import FakeDriver, cubin
+
+SPECIALIZATIONS = (SCALE, SPREAD)
+
+
+def load(api: FakeDriver, images: tuple[ImageRecord, ...] = IMAGES, files: dict[str, bytes] = FILES) -> Images:
+    return Images(open_driver(0, api), images, SPECIALIZATIONS, files.__getitem__)
+
+
+def test_kernels_are_loaded_at_once_with_their_shared_memory() -> None:
+    api = FakeDriver()
+    images = load(api)
+    scale, spread = (api.objects[int(k.function)] for k in images.kernels)
+    assert (scale.name, scale.loaded, scale.max_shared) == ("scale", True, 100 << 10)
+    assert (spread.name, spread.loaded, spread.max_shared) == ("spread", True, 48 << 10)
+    assert [(k.threads, k.shared, k.attributes) for k in images.kernels] == [(128, 100 << 10, ()), (128, 0, ())]
+    assert images.bytes == sum(map(len, FILES.values()))
+    images.close()
+    assert api.live() == {"context": 1}
+
+
+def test_one_file_is_loaded_once() -> None:
+    api = FakeDriver()
+    same = image("spread", SPREAD_PARAMETERS)
+    Images(open_driver(0, api), (same, same), (SPREAD, SPREAD), FILES.__getitem__)
+    assert api.calls["cuLibraryLoadData"] == 1
+
+
+def test_clusters_and_cooperation_are_launch_attributes() -> None:
+    api = FakeDriver()
+    images = load(api, (IMAGES[0], image("spread", SPREAD_PARAMETERS, cluster=(2, 1, 1), cooperative=True)))
+    (_, cluster), (_, cooperative) = images.kernels[1].attributes
+    assert (cluster.clusterDim.x, cluster.clusterDim.y, cooperative.cooperative) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "real",
+    [SPREAD_PARAMETERS[:-1], (*SPREAD_PARAMETERS, (40, 8)), ((0, 8), (8, 8), (16, 4), (24, 8), (32, 8))],
+    ids=["one fewer", "one more", "another size"],
+)
+def test_an_image_with_other_parameters_is_refused(real: tuple[tuple[int, int], ...]) -> None:
+    api = FakeDriver()
+    with pytest.raises(ArtifactError, match=r"spread.cubin \(spread\): parameters .* the manifest says"):
+        load(api, files=FILES | {"spread.cubin": cubin("spread", real)})
+    assert api.live() == {"context": 1}
+
+
+def test_a_plan_that_passes_fewer_arguments_is_refused() -> None:
+    fewer = SPREAD_PARAMETERS[:-1]
+    with pytest.raises(ArtifactError, match="4 parameters, the plans pass 5"):
+        load(FakeDriver(), (IMAGES[0], image("spread", fewer)), FILES | {"spread.cubin": cubin("spread", fewer)})
+
+
+def test_a_parameter_larger_than_a_slot_is_refused() -> None:
+    large = ((0, 128), *SCALE_PARAMETERS[1:])
+    with pytest.raises(ArtifactError, match="larger than 8 bytes"):
+        load(FakeDriver(), (image("scale", large), IMAGES[1]), FILES | {"scale.cubin": cubin("scale", large)})
+
+
+def test_an_image_that_the_driver_refuses_is_named() -> None:
+    api = FakeDriver()
+    with pytest.raises(DeviceError, match=r"loading spread.cubin: CUDA_ERROR_INVALID_IMAGE.*\n.*another GPU"):
+        load(api, files=FILES | {"spread.cubin": b"no cubin"})
+    assert api.live() == {"context": 1}
+
+
+def test_a_kernel_that_is_not_in_its_image_is_named() -> None:
+    with pytest.raises(DeviceError, match=r"loading spread\.cubin: CUDA_ERROR_NOT_FOUND"):
+        load(FakeDriver(), (IMAGES[0], msgspec.structs.replace(IMAGES[1], function="other")))
+
+
+def test_an_unexpected_status_of_the_parameter_query_is_an_error() -> None:
+    api = FakeDriver()
+    api.fail("cuFuncGetParamInfo", "CUDA_ERROR_UNKNOWN", 3)
+    with pytest.raises(DeviceError, match=r"asking for the parameters of scale\.cubin: CUDA_ERROR_UNKNOWN"):
+        load(api)
+
+
+def test_images_are_not_loaded_once_ready() -> None:
+    driver = open_driver(0, FakeDriver())
+    driver.seal()
+    with pytest.raises(DeviceError, match="loading images after"):
+        Images(driver, IMAGES, SPECIALIZATIONS, FILES.__getitem__)

@@ -1,0 +1,126 @@
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+
+from ouro_build.artifacts.errors import ArtifactError, DeviceError
+from ouro_build.artifacts.manifest import FileRecord
+from ouro_build.artifacts.plan import Pool
+from ouro_build.runtime import upload
+from ouro_build.runtime.device_memory import DeviceMemory
+from ouro_build.runtime.driver import open_driver
+from ouro_build.runtime.upload import upload_file, upload_pieces
+from tests.unit.runtime.fake_driver import FakeDriver
+
+CHUNK, DATA, SIZE = 8192, 4096, 100_000
+WAYS = pytest.mark.parametrize("register", [True, False], ids=["mapped", "staged"])
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "CHUNK", CHUNK)
+
+
+@pytest.fixture
+def content() -> bytes:
+    return np.random.default_rng(1).integers(0, 256, DATA + SIZE, np.uint8).tobytes()
+
+
+def record(content: bytes, chunked: bool = True) -> FileRecord:
+    starts = range(0, len(content), CHUNK) if chunked else ()
+    chunks = tuple(hashlib.sha256(content[s : s + CHUNK]).hexdigest() for s in starts)
+    return FileRecord(path="weights.safetensors", bytes=len(content), sha256=hashlib.sha256(content).hexdigest(), chunks=chunks)
+
+
+def opened(register: bool, size: int = SIZE) -> tuple[FakeDriver, DeviceMemory]:
+    api = FakeDriver(register=register)
+    return api, DeviceMemory(open_driver(0, api), {Pool.WEIGHTS: size})
+
+
+def written(tmp_path: Path, content: bytes) -> Path:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(content)
+    return path
+
+
+@WAYS
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_file_fills_the_pool(tmp_path: Path, content: bytes, register: bool, check: bool, chunked: bool) -> None:
+    api, memory = opened(register)
+    before = api.live()
+    path = written(tmp_path, content)
+    assert upload_file(memory, path, DATA, record(content, chunked), check=check) == SIZE
+    assert memory.read(Pool.WEIGHTS, 0, SIZE).tobytes() == content[DATA:]
+    assert api.live() == before
+    assert api.calls["cuMemHostRegister"] == register
+
+
+@WAYS
+@pytest.mark.parametrize("at", [0, DATA - 1, DATA, CHUNK, DATA + SIZE - 1])
+def test_one_wrong_bit_names_the_file_and_the_chunk(tmp_path: Path, content: bytes, register: bool, at: int) -> None:
+    api, memory = opened(register)
+    before = api.live()
+    damaged = bytearray(content)
+    damaged[at] ^= 1
+    with pytest.raises(ArtifactError, match=rf"weights.safetensors: chunk {at // CHUNK} \(bytes"):
+        upload_file(memory, written(tmp_path, bytes(damaged)), DATA, record(content))
+    assert api.live() == before
+
+
+@WAYS
+def test_a_wrong_bit_of_a_file_with_one_digest_is_found(tmp_path: Path, content: bytes, register: bool) -> None:
+    _, memory = opened(register)
+    with pytest.raises(ArtifactError, match="chunk 0"):
+        upload_file(memory, written(tmp_path, content[:-1] + b"?"), DATA, record(content, chunked=False))
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_wrong_size_is_refused_before_anything_is_copied(tmp_path: Path, content: bytes, change: int) -> None:
+    api, memory = opened(register=True)
+    with pytest.raises(ArtifactError, match=f"{DATA + SIZE + change} bytes, the manifest says {DATA + SIZE}"):
+        upload_file(memory, written(tmp_path, (content + b"x")[: DATA + SIZE + change]), DATA, record(content))
+    assert api.calls["cuMemcpyHtoDAsync"] == 0
+
+
+def test_wrong_chunk_digests_are_refused(tmp_path: Path, content: bytes) -> None:
+    _, memory = opened(register=True)
+    whole = record(content)
+    fewer = FileRecord(path=whole.path, bytes=whole.bytes, sha256=whole.sha256, chunks=whole.chunks[:-1])
+    with pytest.raises(ArtifactError, match="12 chunk digests, 13 expected"):
+        upload_file(memory, written(tmp_path, content), DATA, fewer)
+
+
+def test_more_data_than_the_pool_is_refused(tmp_path: Path, content: bytes) -> None:
+    _, memory = opened(register=True, size=SIZE - 1)
+    with pytest.raises(DeviceError, match="weights"):
+        upload_file(memory, written(tmp_path, content), DATA, record(content))
+
+
+def test_pages_that_cannot_be_locked_are_staged(tmp_path: Path, content: bytes) -> None:
+    api, memory = opened(register=True)
+    api.fail("cuMemHostRegister", "CUDA_ERROR_OUT_OF_MEMORY")
+    assert upload_file(memory, written(tmp_path, content), DATA, record(content)) == SIZE
+    assert memory.read(Pool.WEIGHTS, 0, SIZE).tobytes() == content[DATA:]
+
+
+@WAYS
+def test_a_failed_copy_is_a_device_error(tmp_path: Path, content: bytes, register: bool) -> None:
+    api, memory = opened(register)
+    before = api.live()
+    api.fail("cuMemcpyHtoDAsync", "CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(DeviceError, match="copying the weights to the device"):
+        upload_file(memory, written(tmp_path, content), DATA, record(content))
+    assert api.live() == before
+
+
+def test_pieces_go_where_they_belong() -> None:
+    _, memory = opened(register=True)
+    memory.fill(Pool.WEIGHTS, 0)
+    pieces = [(4096, np.arange(10, dtype=np.uint16)), (0, np.full((3, 3), 7, np.float32))]
+    assert upload_pieces(memory, iter(pieces)) == 20 + 36
+    assert (memory.read(Pool.WEIGHTS, 4096, 20).view(np.uint16) == np.arange(10)).all()
+    assert (memory.read(Pool.WEIGHTS, 0, 36).view(np.float32) == 7).all()
