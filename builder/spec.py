@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,8 +17,6 @@ MAX_REQUESTS = 65536
 MAX_CONTEXT_DEFAULT = 4096
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = ("bfloat16", "float32")
-_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class BuildSpec:
             raise UsageError(f"{self.block_size} is not one of {_listed(BLOCK_SIZES)}", where="--block-size")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise UsageError(f"{self.dtype!r} is not one of {_listed(DTYPES)}", where="--dtype")
-        _check_range(self.max_context, 1, None, "--max-context")
+        _check_range(self.max_context, 2, None, "--max-context")
         _check_range(self.max_requests, 1, MAX_REQUESTS, "--max-requests")
         _check_range(self.memory, 1, None, "--memory")
         _check_range(self.seed, 0, 2**64 - 1, "--seed")
@@ -94,15 +91,6 @@ def check_buckets(buckets: Sequence[int], flag: str, largest: int) -> None:
             raise UsageError(f"{a} is given twice", where=flag)
         if a > b:
             raise UsageError(f"{a} comes before {b}; buckets are ascending", where=flag)
-
-
-def parse_size(text: str, flag: str) -> int:
-    """Bytes from `24GiB`, `512 MiB`, `1.5TiB` or a plain number. Raises UsageError."""
-    found = _SIZE.fullmatch(text)
-    unit = None if found is None else _UNITS.get(found[2].upper())
-    if found is None or unit is None or (unit == 1 and "." in found[1]):
-        raise UsageError(f"{text!r} is not a size", where=flag, hint="Write it like 24GiB; units are KiB, MiB, GiB, TiB.")
-    return int(float(found[1]) * unit) if "." in found[1] else int(found[1]) * unit
 
 
 def _check_parts(parts: Sequence[Part]) -> None:

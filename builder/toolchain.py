@@ -49,8 +49,13 @@ class Toolchain:
     ptxas: Mapping[str, str]
 
     def packages(self) -> tuple[tuple[str, str], ...]:
-        """(name, version) of the Python packages, as the manifest records them."""
-        return (("ouro-build", self.ouro_build), ("torch", self.torch), ("triton", self.triton))
+        """(name, version), as the manifest records them."""
+        ptxas = ((f"ptxas for {arch}", full) for arch, full in sorted(self.ptxas.items()))
+        return (("ouro-build", self.ouro_build), ("torch", self.torch), ("triton", self.triton), *ptxas)
+
+    def ptxas_release(self, arch: str) -> str:
+        """CUDA release of the ptxas for `arch`: 13.4 of 13.4.59."""
+        return ".".join(self.ptxas[arch].split(".")[:2])
 
 
 def find_toolchain(parts: Sequence[Part]) -> Toolchain:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import msgspec
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from itertools import pairwise
 
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from ouro_build.artifacts.packing import weight_buffers
+from ouro_build.artifacts.parts import find_part
 from ouro_build.artifacts.plan import Buffer, Pool
 from ouro_build.builder.buffers import make_buffers
 from ouro_build.builder.checker import check
 from ouro_build.builder.planner import align, persistent, place, workspace
+from ouro_build.builder.programs import Programs
 from ouro_build.runtime.memory import ALIGNMENT
-from tests.unit.builder.plans import GEOMETRY, MODEL, random_plans, writes
+from tests.unit.builder.plans import GEOMETRY, MODEL, launch, plan, random_plans, work, writes
 
 BUFFERS = make_buffers(MODEL, GEOMETRY, {"w": Buffer("w", Pool.WEIGHTS, "float32", (100,), 512)})
 
@@ -46,11 +51,13 @@ def test_workspace_is_the_largest_plan_and_no_more(plans):
     assert pools[Pool.WORKSPACE] <= max(total, default=0)
 
 
-@given(st.data())
-def test_buffers_used_one_after_another_share_their_space(data):
-    sizes = data.draw(st.lists(st.integers(1, 5000), min_size=2, max_size=10))
-    plan = chain_of(sizes)
-    assert max(at + align(b.bytes) for b, at in workspace(plan).items()) <= 2 * align(4 * max(sizes)) + align(4 * min(sizes))
+@pytest.mark.parametrize("bucket", [1, 3])
+def test_a_real_program_shares_space_between_layers(bucket):
+    buffers = make_buffers(MODEL, GEOMETRY, weight_buffers(MODEL))
+    recurrent = Programs(MODEL, GEOMETRY, find_part("sm_90"), buffers).recurrent(bucket)
+    places = workspace(recurrent)
+    assert places[next(b for b in places if "partial.0" in b.name)] == places[next(b for b in places if "partial.1" in b.name)]
+    assert max(at + align(b.bytes) for b, at in places.items()) < sum(align(b.bytes) for b in places)
 
 
 def test_a_chain_of_equal_buffers_needs_room_for_two():
@@ -61,7 +68,7 @@ def test_the_hosts_inputs_lead_the_io_pool():
     io = [b for b in place((), BUFFERS).buffers if b.pool is Pool.IO]
     assert [b.name for b in io][:3] == ["coda_batch", "batch", "inputs"]
     assert io[0].offset == 0
-    for a, b in zip(io, io[1:], strict=False):
+    for a, b in pairwise(io):
         assert b.offset == align(a.offset + a.bytes)
 
 
@@ -81,7 +88,5 @@ def test_the_kv_pool_has_no_size_of_its_own():
 
 def chain_of(sizes):
     """A plan whose launch i reads buffer i - 1 and writes buffer i."""
-    from tests.unit.builder.plans import launch, plan, work
-
     made = [work(f"b{i}", size) for i, size in enumerate(sizes)]
-    return plan(launch(made[:1]), *(launch([b], [a]) for a, b in zip(made, made[1:], strict=False)))
+    return plan(launch(made[:1]), *(launch([b], [a]) for a, b in pairwise(made)))

@@ -1,0 +1,101 @@
+"""Puts the pieces of a build together: the manifest and the files that it lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ouro_build.artifacts.geometry import Geometry
+from ouro_build.artifacts.manifest import WEIGHTS, ImageRecord, KvLayout, Manifest, TargetRecord, WeightsRecord
+from ouro_build.artifacts.model import ModelConfig
+from ouro_build.artifacts.parts import Part
+from ouro_build.artifacts.writer import Content, plan_files, plan_paths
+from ouro_build.builder.cache import Image
+from ouro_build.builder.compile import Job
+from ouro_build.builder.limits import check_limits
+from ouro_build.builder.plan_target import Preparation, Target
+from ouro_build.builder.tokenizer_files import tokenizer_files
+from ouro_build.builder.toolchain import Toolchain
+
+MODES = ("dense",)
+KV_AXES = ("plane", "block", "key_value", "kv_head", "position", "head_dim")
+_DIGEST_DIGITS = 12
+
+Images = Mapping[str, Image]
+"""Compiled images by content key."""
+Work = Mapping[str, Sequence[Job]]
+"""The images of every part by its name, in the order of its plan index."""
+
+
+def manifest(preparation: Preparation, work: Work, images: Images, weights: WeightsRecord, toolchain: Toolchain) -> Manifest:
+    """The manifest without what writing fills in. Raises CompileError for an image that is over a limit of its part."""
+    source, kv = preparation.source, kv_layout(preparation.source.model, preparation.geometry)
+    return Manifest(
+        model=source.model,
+        source=source.record,
+        geometry=preparation.geometry,
+        modes=MODES,
+        kv=kv,
+        kv_digest=kv.digest,
+        weights=weights,
+        targets=tuple(target_record(t, work[t.part.name], images, toolchain) for t in preparation.targets),
+        toolchain=toolchain.packages(),
+        stop_ids=source.stop_ids,
+    )
+
+
+def kv_layout(model: ModelConfig, geometry: Geometry) -> KvLayout:
+    """The KV pool's order: a plane's blocks are adjacent; plane = loop * layers + layer."""
+    planes = tuple(tuple(loop * model.layers + layer for layer in range(model.layers)) for loop in range(model.loops))
+    return KvLayout(
+        axes=KV_AXES,
+        planes=planes,
+        block_size=geometry.block_size,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        dtype=model.dtype,
+    )
+
+
+def target_record(target: Target, work: Sequence[Job], images: Images, toolchain: Toolchain) -> TargetRecord:
+    """The record of one part. Raises CompileError for an image that is over a limit of it."""
+    for job in work:
+        check_limits(target.part, job.specialization, images[job.key])
+    index, columns = plan_paths(target.part.name)
+    return TargetRecord(
+        part=target.part,
+        ptxas=toolchain.ptxas_release(target.part.arch),
+        plan_index=index,
+        plan_columns=columns,
+        images=tuple(_image_record(target.part, job, images[job.key]) for job in work),
+        memory=target.memory,
+    )
+
+
+def files(preparation: Preparation, complete: Manifest, work: Work, images: Images) -> dict[str, Content]:
+    """Every file of the artifact by its path, but for the manifest and the oracle. Embedded weights are there already."""
+    found = plan_files(complete, {t.part.name: (t.index, t.columns) for t in preparation.targets})
+    for target in preparation.targets:
+        found |= {_image_path(target.part, job): images[job.key].cubin for job in work[target.part.name]}
+    if complete.weights.embedded:
+        found[WEIGHTS] = complete.weights.file
+    if preparation.source.folder is not None:
+        found |= {f"tokenizer/{name}": text for name, text in tokenizer_files(preparation.source.folder).items()}
+    return found
+
+
+def _image_path(part: Part, job: Job) -> str:
+    return f"images/{part.name}/{job.specialization.kernel}-{job.key[:_DIGEST_DIGITS]}.cubin"
+
+
+def _image_record(part: Part, job: Job, image: Image) -> ImageRecord:
+    return ImageRecord(
+        path=_image_path(part, job),
+        function=image.function,
+        registers=image.registers,
+        spills=image.spills,
+        shared=image.shared,
+        num_warps=job.specialization.options.num_warps,
+        cluster=(1, 1, 1),
+        cooperative=False,
+        parameters=image.parameters,
+    )

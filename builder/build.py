@@ -1,0 +1,86 @@
+"""A build from end to end: model → programs → memory plan → images → artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ouro_build.artifacts.manifest import ORACLE, WEIGHTS, Manifest, WeightsRecord, encode_manifest, identity
+from ouro_build.artifacts.oracle import Oracle, encode_oracle
+from ouro_build.artifacts.publish import check_output, publishing
+from ouro_build.artifacts.weight_stream import write_weights
+from ouro_build.artifacts.writer import write_artifact
+from ouro_build.builder import assemble
+from ouro_build.builder.cache import ImageCache
+from ouro_build.builder.compile import compile_images, jobs
+from ouro_build.builder.oracle import make_oracle
+from ouro_build.builder.plan_target import Preparation
+from ouro_build.builder.toolchain import find_toolchain
+
+
+@dataclass(frozen=True)
+class Built:
+    """A published artifact. `cached` of its `images` distinct images came from the cache."""
+
+    path: Path
+    identity: str
+    manifest: Manifest
+    images: int
+    cached: int
+
+
+@dataclass(frozen=True)
+class Reporter:
+    """Whom a build tells what it does: the name of each phase as it begins, and (done, total) images."""
+
+    phase: Callable[[str], None] = lambda name: None
+    images: Callable[[int, int], None] = lambda done, total: None
+
+
+def build(
+    preparation: Preparation,
+    output: Path,
+    *,
+    cache: ImageCache,
+    workers: int,
+    force: bool = False,
+    report: Reporter | None = None,
+) -> Built:
+    """Compile, write and publish at `output`. Until the end there is nothing under that name, or what was there before.
+
+    `workers` processes compile. Raises CompileError, CheckpointError or OutputError, and MissingExtraError without torch
+    or triton.
+    """
+    report = report or Reporter()
+    check_output(output, force=force)
+    toolchain = find_toolchain(preparation.spec.parts)
+    work = {t.part.name: jobs(t.index.specializations, t.part.arch, toolchain) for t in preparation.targets}
+    with publishing(output, force=force) as folder:
+        report.phase("compiling")
+        compiled = compile_images([job for listed in work.values() for job in listed], cache, workers, report.images)
+        report.phase("writing weights" if preparation.spec.embed_weights else "hashing weights")
+        weights = _write_weights(preparation, folder)
+        manifest = assemble.manifest(preparation, work, compiled.images, weights, toolchain)
+        files = assemble.files(preparation, manifest, work, compiled.images)
+        report.phase("running the reference")
+        files[ORACLE] = encode_oracle(_oracle(preparation))
+        report.phase("publishing")
+        written = write_artifact(folder, manifest, files)
+    return Built(output, identity(encode_manifest(written)), written, len(compiled.images), compiled.cached)
+
+
+def _write_weights(preparation: Preparation, folder: Path) -> WeightsRecord:
+    """Write the packed weights in one pass, or with weights by reference only take their digests."""
+    source = preparation.source
+    if not preparation.spec.embed_weights:
+        return write_weights(source.weights, source.model, None)
+    with (folder / WEIGHTS).open("xb") as file:
+        return write_weights(source.weights, source.model, file)
+
+
+def _oracle(preparation: Preparation) -> Oracle:
+    """By the plans of the first part: the reference means the same for all."""
+    target, source = preparation.targets[0], preparation.source
+    plans = (target.index, target.columns)
+    return make_oracle(source.model, preparation.geometry, target.part, plans, target.pools, source.weights)

@@ -1,0 +1,218 @@
+"""`ouro-build`: a model and a list of shapes become an artifact."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ouro_build.artifacts.console import Output, rich_console, run
+from ouro_build.artifacts.errors import UsageError
+from ouro_build.artifacts.fit import fit
+from ouro_build.artifacts.geometry import Geometry
+from ouro_build.artifacts.manifest import MemoryPlan
+from ouro_build.artifacts.reader import open_artifact
+from ouro_build.artifacts.sizes import SIZE
+from ouro_build.builder.budget import full_requests, size
+from ouro_build.builder.output import facts, progress, stack, table
+from ouro_build.builder.plan_target import Preparation, prepare
+from ouro_build.builder.spec import BLOCK_SIZES, DTYPES, BuildSpec, find_parts, parse_buckets
+
+_SUFFIX = ".ouro"
+
+
+class PoolSize(msgspec.Struct, frozen=True):
+    """A pool by name, in bytes."""
+
+    pool: str
+    bytes: int
+
+
+class TargetPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--dry-run` and a finished build say of one part; sizes in bytes."""
+
+    gpu: str
+    arch: str
+    budget: int
+    reserve: int
+    kv_blocks: int
+    kv_bytes: int
+    pools: list[PoolSize]
+    full_requests: int
+    plans: int
+    launches: int
+    images: int
+
+
+class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `ouro-build --json` prints. `path` and `identity` are empty where nothing was built."""
+
+    path: str
+    identity: str
+    targets: list[TargetPlan]
+
+
+@click.command()
+@click.option("--model", required=True, metavar="SOURCE", help="A checkpoint folder, a hub id (org/name) or preset:NAME.")
+@click.option(
+    "--gpu", "gpus", required=True, multiple=True, metavar="NAME", help="A part (h200, rtx-5090, …) or sm_X; may be repeated."
+)
+@click.option("--buckets", required=True, metavar="N,N,…", help="Row counts of decode programs, ascending.")
+@click.option(
+    "-o", "output", required=True, type=click.Path(path_type=Path), metavar="OUT.ouro", help="Where to put the artifact."
+)
+@click.option("--prefill-buckets", default="16,128", show_default=True, metavar="N,N,…", help="Row counts of prompt chunks.")
+@click.option("--max-context", type=int, help="Tokens of a request.  [default: min(4096, the model's)]")
+@click.option("--max-requests", type=int, help="Requests at once.  [default: the largest bucket]")
+@click.option(
+    "--block-size", type=int, default=16, show_default=True, help=f"Tokens of a KV block: {', '.join(map(str, BLOCK_SIZES))}."
+)
+@click.option("--dtype", type=click.Choice(DTYPES), help="Of weights and activations.  [default: the checkpoint's]")
+@click.option("--memory", type=SIZE, help="All a worker may hold, e.g. 24GiB.  [default: the part's, less a reserve]")
+@click.option(
+    "--weights",
+    type=click.Choice(["embed", "reference"]),
+    default="embed",
+    show_default=True,
+    help="Put them in, or only name them.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of a preset's weights.")
+@click.option("--workers", type=click.IntRange(min=1), help="Compiler processes.  [default: one a core]")
+@click.option(
+    "--cache-dir", type=click.Path(path_type=Path), help="Compiled images between builds.  [default: the user's cache]"
+)
+@click.option("--record", type=click.Path(path_type=Path), help="Where to put what is observed on this machine's GPU.")
+@click.option("--dry-run", is_flag=True, help="Print the plan; compile and write nothing.")
+@click.option("--force", is_flag=True, help="Replace an artifact that is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def cli(
+    model: str,
+    gpus: tuple[str, ...],
+    buckets: str,
+    output: Path,
+    prefill_buckets: str,
+    weights: str,
+    workers: int | None,
+    cache_dir: Path | None,
+    record: Path | None,
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
+    **shape: Any,
+) -> None:
+    """Build an artifact: every kernel, every plan and every byte of memory that MODEL needs on each GPU."""
+    out = Output(json=as_json)
+    if output.suffix != _SUFFIX:
+        raise UsageError(f"{output.name!r} does not end in {_SUFFIX}", where="-o", hint=f"Call it {output.name}{_SUFFIX}")
+    spec = BuildSpec(
+        model=model,
+        parts=find_parts(gpus),
+        buckets=parse_buckets(buckets, "--buckets"),
+        prefill_buckets=parse_buckets(prefill_buckets, "--prefill-buckets"),
+        embed_weights=weights == "embed",
+        **shape,
+    )
+    preparation = prepare(spec)
+    if dry_run:
+        out.data(BuildResult(path="", identity="", targets=_targets(preparation)), lambda result: _drawn(result, preparation))
+        return
+    result = _build(preparation, output, workers or os.cpu_count() or 1, cache_dir, force)
+    out.data(result, lambda built: _drawn(built, preparation))
+    _warm(output, preparation, record, out)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    run(cli)
+
+
+def _build(preparation: Preparation, output: Path, workers: int, cache_dir: Path | None, force: bool) -> BuildResult:
+    # Imported here: the reference runtime is not needed to plan.
+    from ouro_build.builder.build import Reporter, build
+    from ouro_build.builder.cache import ImageCache, default_folder
+
+    console = rich_console(sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("planning", total=None)
+        report = Reporter(
+            phase=lambda name: bar.update(task, description=name),
+            images=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+        cache = ImageCache(cache_dir or default_folder())
+        built = build(preparation, output, cache=cache, workers=workers, force=force, report=report)
+    return BuildResult(path=str(output), identity=built.identity, targets=_targets(preparation))
+
+
+def _warm(output: Path, preparation: Preparation, record: Path | None, out: Output) -> None:
+    """Check and time what was built, where this machine has a GPU that it was built for."""
+    from ouro_build.runtime.machine import probe
+
+    machine, artifact = probe(), open_artifact(output, "sizes")
+    decision = fit(artifact.manifest, machine)
+    if not decision.accepted:
+        out.say(f"not warmed: {machine.reason or f'{machine.name} is not a GPU that this was built for'}")
+        return
+    # Imported here: it needs a device.
+    from ouro_build.builder.warm import warm
+
+    folder = preparation.source.folder
+    weights = None if preparation.spec.embed_weights else str(folder or preparation.spec.model)
+    with progress("warming", shown=not out.json) as report:
+        observed = warm(artifact, record or artifact.observed_path, weights=weights, progress=report)
+    out.say(f"warmed {len(observed.keys)} graph keys on {machine.name}")
+
+
+def _targets(preparation: Preparation) -> list[TargetPlan]:
+    return [
+        TargetPlan(
+            gpu=target.part.name,
+            arch=target.part.arch,
+            budget=target.memory.budget,
+            reserve=target.memory.reserve,
+            kv_blocks=target.memory.kv_blocks,
+            kv_bytes=target.memory.kv_blocks * target.memory.kv_block_bytes,
+            pools=[PoolSize(r.pool.name.lower(), r.bytes) for r in target.memory.pools],
+            full_requests=full_requests(target.memory, preparation.geometry),
+            plans=len(target.index.plans),
+            launches=target.index.launches,
+            images=len(target.index.specializations),
+        )
+        for target in preparation.targets
+    ]
+
+
+def _drawn(result: BuildResult, preparation: Preparation) -> RenderableType:
+    geometry = preparation.geometry
+    shown = [
+        table(f"{t.part.name} ({t.part.arch})", ("memory", "size", ""), _memory_rows(t.memory, geometry))
+        for t in preparation.targets
+    ]
+    about = [
+        ("model", preparation.spec.model + (" (synthetic weights)" if preparation.source.record.synthetic else "")),
+        ("dtype", preparation.source.model.dtype),
+        ("buckets", f"{_joined(geometry.buckets)}; prompt chunks {_joined(geometry.prefill_buckets)}"),
+        ("requests", f"{geometry.max_requests} of up to {geometry.max_context} tokens, blocks of {geometry.block_size}"),
+        *((f"for {t.gpu}", f"{t.plans} plans, {t.launches} launches, {t.images} images") for t in result.targets),
+    ]
+    done = [("path", result.path), ("identity", result.identity)] if result.identity else [("built", "nothing: dry run")]
+    return stack(*shown, facts("", [*about, *done]))
+
+
+def _memory_rows(memory: MemoryPlan, geometry: Geometry) -> list[tuple[str, str, str]]:
+    rows = [("reserve", size(memory.reserve), "CUDA context, images, graphs")]
+    rows += [(r.pool.name.lower(), size(r.bytes), "") for r in memory.pools]
+    kv = f"{memory.kv_blocks} blocks: {full_requests(memory, geometry)} of {geometry.max_requests} requests at full context"
+    rows.append(("kv", size(memory.kv_blocks * memory.kv_block_bytes), kv))
+    rows.append(("total", size(memory.total), f"of {size(memory.budget)} (--memory)"))
+    return rows
+
+
+def _joined(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))
