@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -49,9 +50,9 @@ def open_weights(source: str, model: ModelConfig, seed: int = 0) -> WeightSource
             raise CheckpointError(f"{source} is another model than the artifact's", where=FLAG)
         return preset.weights(model.dtype, seed)
     path = Path(source)
-    if path.is_file():
+    if os.path.isfile(source):
         return PackedFile(path, model)
-    if not path.is_dir():
+    if not os.path.isdir(source):
         raise CheckpointError("no such file or folder", where=f"{FLAG} {source}")
     if (path / WEIGHTS).is_file():
         return PackedFile(path / WEIGHTS, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +42,9 @@ def open_source(source: str, *, dtype: str | None = None, seed: int = 0) -> Sour
     preset = find_preset(source)
     if preset is not None:
         return _from_preset(preset, dtype, seed)
-    if not Path(source).exists() and _HUB_ID.fullmatch(source):
+    if not os.path.exists(source) and _HUB_ID.fullmatch(source):
         return _from_folder(_fetch(source), dtype, "hub", source)
-    if not Path(source).exists():
+    if not os.path.exists(source):
         raise CheckpointError(
             "no such folder",
             where=f"--model {source}",
