@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -28,16 +27,14 @@ def embed(artifact: Artifact, weights: str, output: Path, *, force: bool = False
     check_layout(manifest.weights, manifest.model)
     source = open_weights(weights, manifest.model, manifest.source.seed)
 
-    def write(out: BinaryIO) -> None:
-        _check_same(write_weights(source, manifest.model, out), manifest.weights, source.label)
-
     files: dict[str, Content] = {f.path: artifact.path / f.path for f in manifest.files}
-    files[WEIGHTS] = write
+    files[WEIGHTS] = manifest.weights.file
     embedded = msgspec.structs.replace(manifest, weights=msgspec.structs.replace(manifest.weights, embedded=True))
     with publishing(output, force=force) as folder:
+        with (folder / WEIGHTS).open("xb") as out:
+            _check_same(write_weights(source, manifest.model, out), manifest.weights, source.label)
         complete = write_artifact(folder, embedded, files)
-        expected = tuple(sorted((*manifest.files, manifest.weights.file), key=lambda f: f.path))
-        if complete.files != expected:
+        if [f for f in complete.files if f.path != WEIGHTS] != list(manifest.files):
             raise ArtifactError("a file changed while it was copied", where=str(artifact.path))
     return complete
 

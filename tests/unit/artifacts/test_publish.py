@@ -1,0 +1,265 @@
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from ouro_build.artifacts import publish
+from ouro_build.artifacts.errors import OutputError
+from ouro_build.artifacts.publish import publishing
+
+FILES = 8
+
+# Publishes, again and again until it is killed or the given number of times, folders whose files all hold one number.
+# Without waiting for the disk, so that a kill meets every other moment too: a killed process loses nothing it has written.
+CHILD = f"""
+import os, sys
+os.fsync = lambda file: None
+from pathlib import Path
+from ouro_build.artifacts.errors import OutputError
+from ouro_build.artifacts.publish import publishing
+output, first, times = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+print("ready", flush=True)
+for number in range(first, first + times):
+    try:
+        with publishing(output, force="force" in sys.argv) as folder:
+            (folder / "sub").mkdir()
+            for i in range({FILES}):
+                (folder / "sub" / str(i)).write_text(str(number))
+            (folder / "manifest.json").write_text(str(number))
+    except OutputError as error:
+        sys.exit("refused: " + error.what)
+"""
+
+
+def start(output: Path, first: int, times: int, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(output), str(first), str(times), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def await_start(child: subprocess.Popen[str]) -> None:
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+
+
+def number_in(output: Path) -> int:
+    """The number that the whole folder holds: it is complete, and of one build."""
+    files = [*(output / "sub").iterdir(), output / "manifest.json"]
+    assert len(files) == FILES + 1
+    (number,) = {f.read_text() for f in files}
+    return int(number)
+
+
+def hidden(folder: Path) -> list[str]:
+    return [n for n in os.listdir(folder) if n.startswith(".")]
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "out.ouro"
+    assert hidden(tmp_path) == []
+
+
+def fill(folder: Path, text: str = "new") -> None:
+    (folder / "manifest.json").write_text(text)
+
+
+def published(output: Path, text: str = "new", *, force: bool = False) -> None:
+    with publishing(output, force=force) as folder:
+        fill(folder, text)
+
+
+def test_publishes_with_fixed_modes(output: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with publishing(output) as folder:
+            assert not output.exists()
+            (folder / "sub").mkdir()
+            (folder / "sub" / "file").write_text("x")
+            fill(folder)
+    finally:
+        os.umask(before)
+    modes = {p.relative_to(output).as_posix(): p.stat().st_mode & 0o777 for p in output.rglob("*")}
+    assert modes == {"sub": 0o755, "sub/file": 0o444, "manifest.json": 0o444}
+    assert output.stat().st_mode & 0o777 == 0o755
+
+
+def test_existing_output_needs_force(output: Path) -> None:
+    published(output, "old")
+    with pytest.raises(OutputError, match="exists already\nReplace it with --force"):
+        published(output)
+    assert (output / "manifest.json").read_text() == "old"
+    published(output, force=True)
+    assert (output / "manifest.json").read_text() == "new"
+
+
+def test_output_that_appears_meanwhile_is_kept(output: Path) -> None:
+    def build() -> None:
+        with publishing(output) as folder:
+            fill(folder)
+            published(output, "first")
+
+    with pytest.raises(OutputError, match="exists already"):
+        build()
+    assert (output / "manifest.json").read_text() == "first"
+
+
+def test_only_an_artifact_is_replaced(output: Path, tmp_path: Path) -> None:
+    output.mkdir()
+    (output / "thesis.tex").write_text("years of work")
+    with pytest.raises(OutputError, match="no artifact: not replaced"):
+        published(output, force=True)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OutputError, match="no folder: not replaced"):
+        published(tmp_path / "file", force=True)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OutputError, match="no folder: not replaced"):
+        published(tmp_path / "link", force=True)
+    with pytest.raises(OutputError, match="does not exist"):
+        published(tmp_path / "no" / "out.ouro")
+    assert (output / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("x"), OSError(errno.EIO, "x")])
+def test_a_failing_build_leaves_nothing(output: Path, error: BaseException) -> None:
+    def build() -> None:
+        with publishing(output) as folder:
+            fill(folder)
+            raise error
+
+    with pytest.raises(type(error)):
+        build()
+    assert not output.exists()
+
+
+def test_full_disk(output: Path) -> None:
+    def build() -> None:
+        with publishing(output) as folder, Path("/dev/full").open("wb") as full:
+            fill(folder)
+            full.write(b"x")
+
+    with pytest.raises(OutputError, match="the disk is full"):
+        build()
+    assert not output.exists()
+
+
+def test_without_an_exchange_the_old_one_is_moved_aside(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "_exchange", lambda a, b: False)
+    published(output, "old")
+    published(output, force=True)
+    assert (output / "manifest.json").read_text() == "new"
+
+
+def test_without_an_exchange_a_failure_brings_the_old_one_back(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(output, "old")
+    real, failed = publish._rename, []
+
+    def rename(source: Path, target: Path) -> bool:
+        if output.exists():
+            return real(source, target)
+        failed.append(source)
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(publish, "_exchange", lambda a, b: False)
+    monkeypatch.setattr(publish, "_rename", rename)
+    with pytest.raises(OSError, match="broken"):
+        published(output, force=True)
+    assert failed
+    assert (output / "manifest.json").read_text() == "old"
+
+
+def test_leftovers_go_and_live_builds_stay(output: Path, tmp_path: Path) -> None:
+    (tmp_path / ".out.ouro.partial-0123").mkdir()
+    (tmp_path / ".out.ouro.partial-0123" / "big").write_text("x")
+    (tmp_path / ".other.ouro.partial-0123").mkdir()
+    with publishing(output) as live:
+        fill(live)
+        assert set(hidden(tmp_path)) == {".other.ouro.partial-0123", live.name}
+        with pytest.raises(ValueError, match="stop"), publishing(output):
+            raise ValueError("stop")
+        assert (live / "manifest.json").exists()
+    assert output.exists()
+    (tmp_path / ".other.ouro.partial-0123").rmdir()
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_killed_at_any_moment(output: Path, exchange: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two builds that replace one output without end, killed 30 times: a reader never sees anything but a whole one."""
+    if not exchange:
+        # ctypes finds no renameat2 in a process that says it runs elsewhere.
+        monkeypatch.setattr(sys.modules[__name__], "CHILD", CHILD.replace("sys\n", "sys\nsys.platform = 'elsewhere'\n", 1))
+    moments = random.Random(1)
+    seen = set()
+    kills = 30 if exchange else 6
+    for first in range(0, 1000 * kills, 2000):
+        children = [start(output, first + i * 1000, 1000, "force") for i in range(2)]
+        for child in children:
+            await_start(child)
+        for child in children:
+            time.sleep(moments.uniform(0, 0.05))
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            close(child)
+            if output.exists():
+                seen.add(number_in(output))
+    assert len(seen) > 3
+    published(output, force=True)
+    assert (output / "manifest.json").read_text() == "new"
+
+
+def test_two_at_once_without_force(output: Path) -> None:
+    children = [start(output, n, 1) for n in (1, 2)]
+    results = [child.communicate()[1] for child in children]
+    assert sorted(r == "" for r in results) == [False, True]
+    assert any("refused: exists already" in r for r in results)
+    assert number_in(output) == 1 + results.index("")
+
+
+def test_two_at_once_with_force(output: Path) -> None:
+    children = [start(output, first, 15, "force") for first in (100, 200)]
+    whole = 0
+    while any(child.poll() is None for child in children):
+        whole += whole_or_replaced(output)
+    assert [child.communicate()[1] for child in children] == ["", ""]
+    assert number_in(output) in (114, 214)
+    assert whole > 0
+
+
+def whole_or_replaced(output: Path) -> bool:
+    """Reads through one folder handle; False if that folder was replaced, and so removed, meanwhile."""
+    try:
+        handle = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return False
+    try:
+        texts = [_read(handle, name) for name in ("manifest.json", *(f"sub/{i}" for i in range(FILES)))]
+        assert len(set(texts)) == 1
+    except FileNotFoundError:
+        assert not os.path.samestat(os.fstat(handle), os.stat(output))
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def _read(folder: int, name: str) -> str:
+    with open(os.open(name, os.O_RDONLY, dir_fd=folder)) as file:
+        return file.read()
+
+
+def close(child: subprocess.Popen[str]) -> None:
+    stream: IO[str] | None
+    for stream in (child.stdout, child.stderr):
+        if stream is not None:
+            stream.close()

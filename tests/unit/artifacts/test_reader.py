@@ -1,0 +1,178 @@
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ouro_build.artifacts.columns import decode
+from ouro_build.artifacts.errors import ArtifactError, UsageError, VersionError
+from ouro_build.artifacts.reader import open_artifact
+from tests.artifact_maker import ORACLE, PLANS, make_artifact
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_artifact(tmp_path_factory.mktemp("sound") / "tiny.ouro", embedded=True)
+
+
+@pytest.fixture(scope="module")
+def scratch(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy for tests that damage it and put it right again."""
+    return copied(sound, tmp_path_factory.mktemp("scratch"))
+
+
+@pytest.fixture
+def copy(sound: Path, tmp_path: Path) -> Path:
+    return copied(sound, tmp_path)
+
+
+def copied(sound: Path, folder: Path) -> Path:
+    path = folder / "copy.ouro"
+    shutil.copytree(sound, path)
+    for file in path.rglob("*"):
+        if file.is_file():
+            file.chmod(0o644)
+    return path
+
+
+def files_of(path: Path) -> list[Path]:
+    return sorted(f for f in path.rglob("*") if f.is_file())
+
+
+@pytest.mark.parametrize("verify", ["full", "sizes"])
+def test_reads_back_what_was_written(sound: Path, verify: str) -> None:
+    artifact = open_artifact(sound, verify)  # type: ignore[arg-type]
+    for target in artifact.manifest.targets:
+        index, columns = artifact.plans(target)
+        assert decode(index, columns) == PLANS
+        assert artifact.image_bytes(target.images[0]).startswith(b"\x7fELF images/" + target.part.arch.encode())
+    assert artifact.oracle() == ORACLE
+    assert artifact.tokenizer_path is not None
+    assert artifact.tokenizer_path.read_bytes() == b"{}"
+    assert artifact.weights_path == artifact.path / "weights.safetensors"
+    assert artifact.observed_path == artifact.path.parent / "tiny.ouro.observed"
+
+
+def test_two_builds_are_the_same_bytes(sound: Path, tmp_path: Path) -> None:
+    again = make_artifact(tmp_path / "other.ouro", embedded=True)
+    assert [(f.relative_to(again), f.read_bytes(), f.stat().st_mode) for f in files_of(again)] == [
+        (f.relative_to(sound), f.read_bytes(), f.stat().st_mode) for f in files_of(sound)
+    ]
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_any_flipped_bit_is_refused(scratch: Path, data: st.DataObject) -> None:
+    file = data.draw(st.sampled_from(files_of(scratch)))
+    kept = file.read_bytes()
+    raw = bytearray(kept)
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    file.write_bytes(raw)
+    try:
+        with pytest.raises((ArtifactError, VersionError)) as caught:
+            open_artifact(scratch)
+    finally:
+        file.write_bytes(kept)
+    assert file.name in str(caught.value)
+    assert isinstance(caught.value, ArtifactError) or b'"format":"1.0"' not in raw
+
+
+def test_every_byte_of_the_manifest_counts(copy: Path) -> None:
+    manifest = copy / "manifest.json"
+    sound = manifest.read_bytes()
+    for at in range(0, len(sound), 31):
+        manifest.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+        with pytest.raises((ArtifactError, VersionError)):
+            open_artifact(copy, "sizes")
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_changed_length_or_missing_file_is_refused(
+    sound: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = copied(sound, tmp_path_factory.mktemp("size"))
+    file = data.draw(st.sampled_from(files_of(path)))
+    raw = file.read_bytes()
+    kind = data.draw(st.sampled_from(["shorter", "longer", "gone", "empty"]))
+    if kind == "gone":
+        file.unlink()
+    else:
+        file.write_bytes({"shorter": raw[:-1], "longer": raw + b"\n", "empty": b""}[kind])
+    with pytest.raises(ArtifactError, match=file.name) as caught:
+        open_artifact(path, "sizes")
+    assert caught.value.exit_code == 4
+    assert caught.value.hint
+    shutil.rmtree(path)
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path / "pipe")
+
+
+ADDED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "file": (lambda p: (p / "extra.txt").write_text("x"), "extra.txt: unexpected file"),
+    "file in a folder": (lambda p: (p / "plans" / ".hidden").write_text("x"), r"plans/\.hidden: unexpected file"),
+    "folder": (lambda p: (p / "empty").mkdir(), "empty: unexpected folder"),
+    "link": (lambda p: (p / "link").symlink_to("manifest.json"), "link: a symbolic link"),
+    "link for a file": (
+        lambda p: ((p / "oracle.json").rename(p.parent / "o"), (p / "oracle.json").symlink_to(p.parent / "o")),
+        "oracle.json: a symbolic link",
+    ),
+    "link for a folder": (
+        lambda p: ((p / "plans").rename(p.parent / "plans"), (p / "plans").symlink_to(p.parent / "plans")),
+        "plans: a symbolic link",
+    ),
+    "pipe": (_fifo, "pipe: a symbolic link or special file"),
+    "folder for a file": (lambda p: ((p / "oracle.json").unlink(), (p / "oracle.json").mkdir()), "unexpected folder"),
+    "file for a folder": (lambda p: (shutil.rmtree(p / "plans"), (p / "plans").write_text("x")), "unexpected file"),
+}
+
+
+@pytest.mark.parametrize("name", list(ADDED))
+def test_anything_added_is_refused(copy: Path, name: str) -> None:
+    change, message = ADDED[name]
+    change(copy)
+    with pytest.raises(ArtifactError, match=message):
+        open_artifact(copy, "sizes")
+
+
+def test_what_is_no_artifact(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such artifact"):
+        open_artifact(tmp_path / "none.ouro")
+    with pytest.raises(ArtifactError, match=r"manifest\.json: missing"):
+        open_artifact(tmp_path)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ArtifactError, match="not a folder"):
+        open_artifact(tmp_path / "file")
+
+
+def test_sizes_leaves_digests_to_the_reading(copy: Path) -> None:
+    raw = bytearray((copy / "oracle.json").read_bytes())
+    raw[-2] ^= 1
+    (copy / "oracle.json").write_bytes(raw)
+    artifact = open_artifact(copy, "sizes")
+    with pytest.raises(ArtifactError, match=r"oracle\.json: sha256 is"):
+        artifact.oracle()
+    with pytest.raises(ArtifactError, match="no such file"):
+        artifact.read("nothing")
+
+
+def test_may_be_reached_through_a_link(sound: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.ouro").symlink_to(sound)
+    assert open_artifact(tmp_path / "link.ouro").path == sound.resolve()
+
+
+def test_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, ouro_build.artifacts.reader, ouro_build.artifacts.fit, ouro_build.artifacts.console\n"
+        "heavy = {'torch', 'triton', 'jinja2', 'transformers', 'rich', 'ouro_build.kernels', 'ouro_build.builder'}\n"
+        "sys.exit(' '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
