@@ -55,7 +55,7 @@ def make_oracle(
     with _one_thread():
         for offset, data in load_packed(weights, model):
             memory.write(Pool.WEIGHTS, offset, data)
-        steps = _steps(model, geometry, part, plans, memory, blocks)
+        steps = reference_steps(model, geometry, part, plans, memory, blocks, CoverageCounter())
         engine = Engine(steps, blocks, 1)
         engine.submit(request)
         engine.run()
@@ -66,13 +66,19 @@ def make_oracle(
     )
 
 
-def _steps(
-    model: ModelConfig, geometry: Geometry, part: Part, plans: tuple[PlanIndex, Columns], memory: HostMemory, blocks: int
+def reference_steps(
+    model: ModelConfig,
+    geometry: Geometry,
+    part: Part,
+    plans: tuple[PlanIndex, Columns],
+    memory: HostMemory,
+    blocks: int,
+    coverage: CoverageCounter,
 ) -> Steps:
+    """Steps by the reference over plans that are in no artifact yet; `memory` has `blocks` KV blocks."""
     index, columns = plans
     values = load_time_values(model, geometry, blocks, part.sm_count)
     executor = ReferenceExecutor(index, columns, memory, values)
-    coverage = CoverageCounter()
     dispatcher = Dispatcher((executor,), coverage, Reason.NO_DEVICE, {})
     memory.fill(Pool.STATE, 0xFF)
     memory.fill(Pool.IO, 0xFF)

@@ -48,10 +48,14 @@ def check_range(memory: Memory, pool: Pool, offset: int, nbytes: int) -> None:
 
 
 class HostMemory:
-    """Pools in ordinary memory, for the reference executor on a machine without a GPU."""
+    """Pools in ordinary memory, for the reference executor on a machine without a GPU.
 
-    def __init__(self, sizes: dict[Pool, int]) -> None:
-        self._arenas = {pool: _arena(size) for pool, size in sizes.items()}
+    `weights` are the weights pool's bytes where they are in memory already; it is then not allocated again.
+    """
+
+    def __init__(self, sizes: dict[Pool, int], weights: NDArray[np.uint8] | None = None) -> None:
+        self._arenas = {} if weights is None else {Pool.WEIGHTS: weights}
+        self._arenas |= {pool: _arena(size) for pool, size in sizes.items() if pool not in self._arenas}
 
     def arena(self, pool: Pool) -> NDArray[np.uint8]:
         """The pool's bytes, writable."""
