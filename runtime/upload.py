@@ -138,11 +138,11 @@ def _registered(driver: Driver, source: _Source, resources: ExitStack) -> NDArra
     attribute = driver.api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
     if not driver.call("cuDeviceGetAttribute", attribute, driver.device, doing="asking about locked file pages"):
         return None
-    pages = mmap.mmap(source.descriptor, 0, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
-    mapped = np.frombuffer(pages, np.uint8)  # unmapped when the last view of it goes
     try:
+        pages = mmap.mmap(source.descriptor, 0, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
+        mapped = np.frombuffer(pages, np.uint8)  # unmapped when the last view of it goes
         driver.call("cuMemHostRegister", mapped.ctypes.data, len(mapped), _READ_ONLY, doing="locking the file's pages")
-    except DeviceError:
+    except (OSError, DeviceError):  # a file system or a driver that cannot
         return None
     resources.callback(driver.release, "cuMemHostUnregister", mapped.ctypes.data)
     return mapped

@@ -97,8 +97,8 @@ class FakeDriver:
         self._retained = 0
         self._thread = threading.local()
         if bindings < 13:
-            self.cuGraphAddDependencies_v2 = self.cuGraphAddDependencies
-            self.cuGraphAddDependencies = self._without_edge_data
+            both = {"cuGraphAddDependencies_v2": self.cuGraphAddDependencies, "cuGraphAddDependencies": self._without_edge_data}
+            vars(self).update(both)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("cu"):
@@ -130,9 +130,6 @@ class FakeDriver:
             if base <= address and address + size <= base + len(data):
                 return data[address - base : address - base + size]
         raise Fault("CUDA_ERROR_INVALID_VALUE")
-
-    def node(self, handle: Any) -> Node:
-        return self.get(handle, Node)
 
     # the machinery
 
@@ -443,8 +440,13 @@ class FakeDriver:
 
     @function()
     def cuGraphLaunch(self, instance: Any, stream: Any) -> None:
-        nodes = self.get(instance, Instance).nodes
-        self.submit(stream, lambda: [self.execute(node) for node in nodes] and None)
+        nodes: list[Node] = self.get(instance, Instance).nodes
+
+        def replay() -> None:
+            for node in nodes:
+                self.execute(node)
+
+        self.submit(stream, replay)
 
 
 @dataclass

@@ -54,9 +54,9 @@ def test_no_device_is_what_the_driver_says() -> None:
         open_driver(0, FakeDriver(devices=0))
 
 
-def test_no_library_is_what_the_bindings_say() -> None:
+def test_no_library_is_what_the_bindings_say(monkeypatch: pytest.MonkeyPatch) -> None:
     api = FakeDriver()
-    api.cuInit = _raiser("libcuda.so cannot be found")
+    monkeypatch.setattr(api, "cuInit", _raiser("libcuda.so cannot be found"))
     with pytest.raises(NoDeviceError, match=r"no CUDA driver: libcuda\.so cannot be found"):
         open_driver(0, api)
 
@@ -72,10 +72,10 @@ def test_a_number_that_no_device_has_is_wrong_usage() -> None:
         open_driver(2, FakeDriver(devices=2))
 
 
-def test_a_function_that_the_driver_lacks_asks_for_a_newer_driver() -> None:
+def test_a_function_that_the_driver_lacks_asks_for_a_newer_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     api = FakeDriver()
     driver = open_driver(0, api)
-    api.cuFuncLoad = _raiser('Function "cuFuncLoad" not found')
+    monkeypatch.setattr(api, "cuFuncLoad", _raiser('Function "cuFuncLoad" not found'))
     with pytest.raises(DeviceError, match=r"not found\nInstall a driver"):
         driver.call("cuFuncLoad", 1, doing="loading")
 

@@ -1,8 +1,10 @@
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 
@@ -69,6 +71,7 @@ def test_one_wrong_bit_names_the_file_and_the_chunk(tmp_path: Path, content: byt
     with pytest.raises(ArtifactError, match=rf"weights.safetensors: chunk {at // CHUNK} \(bytes"):
         upload_file(memory, written(tmp_path, bytes(damaged)), DATA, record(content))
     assert api.live() == before
+    memory.synchronize()  # no copy is left that would read what was given back
 
 
 @WAYS
@@ -107,6 +110,16 @@ def test_pages_that_cannot_be_locked_are_staged(tmp_path: Path, content: bytes) 
     assert memory.read(Pool.WEIGHTS, 0, SIZE).tobytes() == content[DATA:]
 
 
+def test_a_file_that_cannot_be_mapped_is_staged(tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError("no mapping here")
+
+    _, memory = opened(register=True)
+    monkeypatch.setattr(upload.mmap, "mmap", refuse)
+    assert upload_file(memory, written(tmp_path, content), DATA, record(content)) == SIZE
+    assert memory.read(Pool.WEIGHTS, 0, SIZE).tobytes() == content[DATA:]
+
+
 @WAYS
 def test_a_failed_copy_is_a_device_error(tmp_path: Path, content: bytes, register: bool) -> None:
     api, memory = opened(register)
@@ -120,7 +133,7 @@ def test_a_failed_copy_is_a_device_error(tmp_path: Path, content: bytes, registe
 def test_pieces_go_where_they_belong() -> None:
     _, memory = opened(register=True)
     memory.fill(Pool.WEIGHTS, 0)
-    pieces = [(4096, np.arange(10, dtype=np.uint16)), (0, np.full((3, 3), 7, np.float32))]
+    pieces: list[tuple[int, NDArray[Any]]] = [(4096, np.arange(10, dtype=np.uint16)), (0, np.full((3, 3), 7, np.float32))]
     assert upload_pieces(memory, iter(pieces)) == 20 + 36
     assert (memory.read(Pool.WEIGHTS, 4096, 20).view(np.uint16) == np.arange(10)).all()
     assert (memory.read(Pool.WEIGHTS, 0, 36).view(np.float32) == 7).all()
