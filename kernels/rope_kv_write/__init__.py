@@ -1,0 +1,65 @@
+"""Rotates queries and keys by their positions and writes keys and values to the paged cache."""
+
+from __future__ import annotations
+
+from ouro_build.artifacts.parts import Part
+from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue, Options
+from ouro_build.kernels.kv import kv_block
+from ouro_build.kernels.spec import Kernel, Tolerance
+
+KERNEL = Kernel(
+    name="rope_kv_write",
+    contract=1,
+    writes=("kv", "q"),
+    tolerance=Tolerance(
+        absolute={"bfloat16": 1e-5, "float16": 1e-5, "float32": 1e-5},
+        relative={"bfloat16": 2**-7, "float16": 2**-10, "float32": 2e-6},
+        reason="sine and cosine differ in their last bits and a product may be fused with the sum; the result is rounded once",
+    ),
+)
+
+
+def rope_kv_write(
+    part: Part,
+    *,
+    rows: Buffer,
+    qkv: Buffer,
+    inv_freq: Buffer,
+    block_tables: Buffer,
+    kv: Buffer,
+    q: Buffer,
+    layer: int,
+    layers: int,
+) -> Launch:
+    """`q[i]` = the row's rotated queries; its rotated keys and its values go to `kv` at its plane, block and offset.
+
+    rows int32 [bucket, RECORD]; qkv [bucket, (heads + 2 * kv_heads) * head_dim]: queries, keys, values; inv_freq float32
+    [head_dim / 2]; block_tables int32 [requests, blocks]; kv [planes, KV_BLOCKS, 2, kv_heads, block_size, head_dim]; q
+    [bucket, heads, head_dim]; qkv, kv and q of one type. Plane = loop * layers + layer, block = the request's entry for the
+    position. Angles (position * inv_freq), their sines and cosines and the rotation of the two halves of a head are float32,
+    and the result is rounded once.
+    """
+    bucket, heads, head_dim = q.sizes
+    kv_heads, block_size, _ = kv_block(kv)
+    return KERNEL.launch(
+        grid=(bucket, heads + kv_heads, 1),
+        arguments={
+            "rows": rows,
+            "qkv": qkv,
+            "inv_freq": inv_freq,
+            "block_tables": block_tables,
+            "kv": kv,
+            "q": q,
+            "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
+            "layer": layer,
+        },
+        constants={
+            "LAYERS": layers,
+            "HEADS": heads,
+            "KV_HEADS": kv_heads,
+            "HEAD_DIM": head_dim,
+            "BLOCK_SIZE": block_size,
+            "TABLE_WIDTH": block_tables.sizes[1],
+        },
+        options=Options(num_warps=1, num_stages=1),
+    )

@@ -1,0 +1,61 @@
+"""Triton source of `rope_kv_write`: a program rotates one head of one row; a key's program also writes its value."""
+
+import triton
+import triton.language as tl
+
+from ouro_build.artifacts.rows import RECORD, Row
+
+_RECORD = tl.constexpr(RECORD)
+_POSITION, _LOOP, _REQUEST = (tl.constexpr(int(c)) for c in (Row.POSITION, Row.LOOP, Row.REQUEST))
+
+
+@triton.jit
+def rope_kv_write(
+    rows,
+    qkv,
+    inv_freq,
+    block_tables,
+    kv,
+    q,
+    plane_stride,
+    layer,
+    LAYERS: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr,
+):
+    HALF: tl.constexpr = HEAD_DIM // 2
+    BLOCK: tl.constexpr = 2 * KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    TYPE: tl.constexpr = q.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    record = rows + row * _RECORD
+    if tl.load(record) >= 0:
+        position = tl.load(record + _POSITION)
+        at = tl.arange(0, HALF)
+        angle = position.to(tl.float32) * tl.load(inv_freq + at)
+        cos = tl.cos(angle)
+        sin = tl.sin(angle)
+        source = qkv + row * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM + at
+        first = tl.load(source).to(tl.float32)
+        second = tl.load(source + HALF).to(tl.float32)
+        rotated_first = (first * cos - second * sin).to(TYPE)
+        rotated_second = (second * cos + first * sin).to(TYPE)
+        if head < HEADS:
+            target = q + (row * HEADS + head) * HEAD_DIM + at
+            tl.store(target, rotated_first)
+            tl.store(target + HALF, rotated_second)
+        else:
+            plane = (tl.load(record + _LOOP) * LAYERS + layer).to(tl.int64)
+            request = tl.load(record + _REQUEST).to(tl.int64)
+            block = tl.load(block_tables + request * TABLE_WIDTH + position // BLOCK_SIZE).to(tl.int64)
+            key = kv + plane * plane_stride + block * BLOCK
+            key += ((head - HEADS) * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM + at
+            tl.store(key, rotated_first)
+            tl.store(key + HALF, rotated_second)
+            value = key + KV_HEADS * BLOCK_SIZE * HEAD_DIM
+            source += KV_HEADS * HEAD_DIM
+            tl.store(value, tl.load(source))
+            tl.store(value + HALF, tl.load(source + HALF))

@@ -1,0 +1,173 @@
+"""Row inputs, states and batches: launches over them, random ones, and what they mean in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ouro_build.artifacts.plan import Launch
+from ouro_build.artifacts.rows import RECORD, Row, RowInput
+from ouro_build.kernels.advance import advance
+from ouro_build.kernels.bind import bind
+from ouro_build.kernels.resolve import resolve
+from tests.kernel_cases import PART, ints
+from tests.kernel_harness import buffer
+
+Records = list[list[int]]
+Lists = dict[str, Any]
+Run = Callable[[Launch, dict[str, Tensor]], None]
+"""`run_source` or `run_reference` of the harness."""
+REQUESTS, TABLE_WIDTH, BLOCK_SIZE, LOOPS = 3, 5, 4, 4
+POSITIONS = TABLE_WIDTH * BLOCK_SIZE
+KEPT = ((RowInput.TOKEN, Row.TOKEN), (RowInput.MODE, Row.MODE), (RowInput.REFERENCE_SLOT, Row.REFERENCE_SLOT),
+        (RowInput.GENERATION, Row.GENERATION), (RowInput.POSITION, Row.POSITION), (RowInput.REQUEST, Row.REQUEST))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The state of every slot, row inputs for some, a batch of some, and their tokens. Lists are longer than `bucket`."""
+
+    bucket: int
+    state: Records
+    tables: Records
+    inputs: Records
+    batch: list[int]
+    tokens: list[int]
+
+
+def entry_of(states: Records, given: list[int]) -> tuple[int, int] | None:
+    """The block table entry that a row input may set."""
+    slot = given[RowInput.SLOT]
+    if slot < 0 or (states[slot][Row.LOOP] < 0 and given[RowInput.POSITION] < 0):
+        return None
+    pairs = ((RowInput.REQUEST, Row.REQUEST), (RowInput.POSITION, Row.POSITION))
+    request, position = (given[i] if given[i] >= 0 else states[slot][s] for i, s in pairs)
+    return request, position // BLOCK_SIZE
+
+
+def scene(random: Random, slots: int) -> Scene:
+    """Slots are inactive, or active with every column sound; inputs name distinct slots and complete what they activate."""
+
+    def kept(top: int = 99) -> int:
+        return random.choice((-1, random.randint(0, top)))
+
+    def state(slot: int) -> list[int]:
+        if random.random() < 0.4:
+            return [-1] * RECORD
+        values = {Row.SLOT: slot, Row.LOOP: random.randint(0, LOOPS), Row.REQUEST: random.randrange(REQUESTS)}
+        values[Row.POSITION] = random.randrange(POSITIONS)
+        return [values.get(column, random.randint(0, 99)) for column in Row]
+
+    def given(slot: int) -> list[int]:
+        values = {RowInput.SLOT: slot, RowInput.POSITION: kept(POSITIONS - 1), RowInput.REQUEST: kept(REQUESTS - 1)}
+        if states[slot][Row.REQUEST] < 0:
+            values[RowInput.REQUEST] = random.randrange(REQUESTS)
+        return [values[column] if column in values else kept() for column in RowInput]
+
+    states = [state(slot) for slot in range(slots)]
+    inputs = [given(slot) if random.random() < 0.7 else [-1] * RECORD for slot in random.sample(range(slots), slots)]
+    # Rows may share an entry of a block table; then they must agree on it.
+    entries: dict[tuple[int, int], int] = {}
+    for record in inputs:
+        entry = entry_of(states, record)
+        if entry is not None:
+            record[RowInput.BLOCK] = entries.setdefault(entry, record[RowInput.BLOCK])
+    return Scene(
+        bucket=random.randint(1, slots),
+        state=states,
+        tables=[[kept() for _ in range(TABLE_WIDTH)] for _ in range(REQUESTS)],
+        inputs=inputs,
+        batch=[random.choice((slot, slot, -1)) for slot in random.sample(range(slots), slots)],
+        tokens=[random.randint(0, 99) for _ in range(slots)],
+    )
+
+
+SCENES = st.builds(scene, st.randoms(use_true_random=False), st.integers(1, 6))
+LARGE_SCENE = replace(scene(Random(0), 70), bucket=67)
+"""More rows than one program of `bind` takes, and none of them the last of a program."""
+
+
+def bound(scene: Scene) -> tuple[Records, Records]:
+    """(state, tables) after `bind`."""
+    state, tables = [list(r) for r in scene.state], [list(r) for r in scene.tables]
+    for given in scene.inputs[: scene.bucket]:
+        entry, slot = entry_of(scene.state, given), given[RowInput.SLOT]
+        if entry is None:
+            continue
+        for source, target in KEPT:
+            if given[source] >= 0:
+                state[slot][target] = given[source]
+        state[slot][Row.SLOT], state[slot][Row.LOOP] = slot, 0
+        if given[RowInput.BLOCK] >= 0:
+            tables[entry[0]][entry[1]] = given[RowInput.BLOCK]
+    return state, tables
+
+
+def resolved(scene: Scene, loop_limit: int) -> Records:
+    """The rows after `resolve`."""
+    empty = [-1] * RECORD
+    live = [slot >= 0 and 0 <= scene.state[slot][Row.LOOP] < loop_limit for slot in scene.batch]
+    records = [list(scene.state[slot]) if ok else empty for slot, ok in zip(scene.batch, live, strict=True)]
+    return records[: scene.bucket]
+
+
+def advanced(scene: Scene) -> Records:
+    """The state after `advance` of the rows that `resolve` makes."""
+    state = [list(r) for r in scene.state]
+    for row, token in zip(resolved(scene, LOOPS + 1), scene.tokens, strict=False):
+        if row[Row.SLOT] >= 0:
+            mine = state[row[Row.SLOT]]
+            mine[Row.TOKEN], mine[Row.POSITION], mine[Row.LOOP] = token, row[Row.POSITION] + 1, 0
+    return state
+
+
+def check_bind(scene: Scene, run: Run, device: str = "cpu") -> None:
+    """`run` must do to `scene` what `bound` says."""
+    launch = bind(
+        PART,
+        bucket=scene.bucket,
+        inputs=buffer("inputs", "int32", len(scene.inputs), RECORD),
+        row_state=buffer("row_state", "int32", len(scene.state), RECORD),
+        block_tables=buffer("block_tables", "int32", REQUESTS, TABLE_WIDTH),
+        block_size=BLOCK_SIZE,
+    )
+    state, tables = bound(scene)
+    before = {"inputs": scene.inputs, "row_state": scene.state, "block_tables": scene.tables}
+    _check(launch, run, device, before, {"inputs": scene.inputs, "row_state": state, "block_tables": tables})
+
+
+def check_resolve(scene: Scene, loop_limit: int, run: Run, device: str = "cpu") -> None:
+    """`run` must do to `scene` what `resolved` says."""
+    launch = resolve(
+        PART,
+        batch=buffer("batch", "int32", len(scene.batch)),
+        row_state=buffer("row_state", "int32", len(scene.state), RECORD),
+        rows=buffer("rows", "int32", scene.bucket, RECORD),
+        loop_limit=loop_limit,
+    )
+    read = {"batch": scene.batch, "row_state": scene.state}
+    stale = [[77] * RECORD] * scene.bucket
+    _check(launch, run, device, {**read, "rows": stale}, {**read, "rows": resolved(scene, loop_limit)})
+
+
+def check_advance(scene: Scene, run: Run, device: str = "cpu") -> None:
+    """`run` must do to `scene` what `advanced` says."""
+    launch = advance(
+        PART,
+        rows=buffer("rows", "int32", scene.bucket, RECORD),
+        tokens=buffer("tokens", "int32", len(scene.tokens)),
+        row_state=buffer("row_state", "int32", len(scene.state), RECORD),
+    )
+    read = {"rows": resolved(scene, LOOPS + 1), "tokens": scene.tokens}
+    _check(launch, run, device, {**read, "row_state": scene.state}, {**read, "row_state": advanced(scene)})
+
+
+def _check(launch: Launch, run: Run, device: str, before: Lists, after: Lists) -> None:
+    tensors = {name: ints(device, value) for name, value in before.items()}
+    run(launch, tensors)
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == after
