@@ -376,7 +376,7 @@ class FakeDriver:
         c = config
         grid, block = (c.gridDimX, c.gridDimY, c.gridDimZ), (c.blockDimX, c.blockDimY, c.blockDimZ)
         node = self.node_of(func, grid, block, c.sharedMemBytes, pointers)
-        node.attributes = {a.id: a.value for a in c.attrs}
+        node.attributes = {a.id: _copied(a.value) for a in c.attrs}
         assert len(node.attributes) == c.numAttrs
         self.submit(c.hStream, lambda: self.execute(node))
 
@@ -403,7 +403,7 @@ class FakeDriver:
 
     @function()
     def cuGraphKernelNodeSetAttribute(self, node: Any, name: Any, value: Any) -> None:
-        self.get(node, Node).attributes[name] = value
+        self.get(node, Node).attributes[name] = _copied(value)
 
     @function()
     def cuGraphAddDependencies(self, graph: Any, sources: Any, targets: Any, edges: Any, count: int) -> None:
@@ -447,6 +447,13 @@ class FakeDriver:
                 self.execute(node)
 
         self.submit(stream, replay)
+
+
+def _copied(value: Any) -> Any:
+    """A launch attribute's value as it is now: what a call is given may be a view of a struct that goes away."""
+    copy = real.CUlaunchAttributeValue()
+    ctypes.memmove(copy.getPtr(), value.getPtr(), len(value.pad))
+    return copy
 
 
 @dataclass

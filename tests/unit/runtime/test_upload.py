@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_mapped_is_staged(tmp_path: Path, content: bytes, 
         raise OSError("no mapping here")
 
     _, memory = opened(register=True)
-    monkeypatch.setattr(upload.mmap, "mmap", refuse)
+    monkeypatch.setattr("ouro_build.runtime.upload.mmap.mmap", refuse)
     assert upload_file(memory, written(tmp_path, content), DATA, record(content)) == SIZE
     assert memory.read(Pool.WEIGHTS, 0, SIZE).tobytes() == content[DATA:]
 
