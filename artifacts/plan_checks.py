@@ -1,13 +1,20 @@
-"""What must hold between a target's plan index and the manifest."""
+"""What must hold between a target's plans and the manifest."""
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ouro_build.artifacts.checks import ALIGNED
-from ouro_build.artifacts.columns import SCRATCH_ARGUMENTS, PlanIndex
+from ouro_build.artifacts.columns import CONSTANT, FIRST_POOL, LOAD_TIME, SCRATCH_ARGUMENTS, Columns, PlanIndex
 from ouro_build.artifacts.dtypes import DTYPES, nbytes
 from ouro_build.artifacts.errors import ArtifactError
 from ouro_build.artifacts.manifest import Manifest, TargetRecord
 from ouro_build.artifacts.plan import Buffer, LoadTimeValue, Pool
+
+_WIDTHS = {"fp32": 4, "i32": 4, "u32": 4, "i64": 8, "u64": 8}
+"""Bytes of an argument that is no pointer, by type. The two scratch pointers have type "" here, and are null."""
+_POINTERS = frozenset("*" + dtype.triton for dtype in DTYPES.values())
 
 
 def check_plans(manifest: Manifest, target: TargetRecord, index: PlanIndex) -> None:
@@ -27,6 +34,39 @@ def check_plans(manifest: Manifest, target: TargetRecord, index: PlanIndex) -> N
         if entry.divisor < 1:
             raise ArtifactError(f"divisor of {entry.name.value} is {entry.divisor}", where=f"{where}: load_time")
     _check_keys(manifest, index, where)
+
+
+def check_arguments(index: PlanIndex, columns: Columns, where: str) -> None:
+    """Raise ArtifactError unless every argument of `columns`, which are in range, has the type its parameter declares."""
+    scratch = ("",) * SCRATCH_ARGUMENTS
+    types = [(*(kind for _, kind in s.types), *scratch) for s in index.specializations]
+    names = tuple(dict.fromkeys(name for declared in types for name in declared))
+    unknown = [n for n in names if n and n not in _WIDTHS and n not in _POINTERS]
+    if unknown:
+        raise ArtifactError(f"unknown argument type {unknown[0]!r}", where=where)
+    declared = _declared(types, names, columns)
+    kinds, slots = columns.kinds, columns.slots
+    buffers = np.array([names.index(b.pointer_type) if b.pointer_type in names else -1 for b in index.buffers] or [-1])
+    pointer = kinds >= FIRST_POOL
+    right = np.where(pointer, buffers[np.where(pointer, columns.buffers, 0)] == declared, False)
+    wide = np.array([name == "i64" for name in names] or [False])
+    right |= (kinds == LOAD_TIME) & wide[declared]
+    limits = np.array([(1 << 8 * _WIDTHS.get(name, 0)) - 1 for name in names] or [0], np.uint64)
+    constant = np.array([name in _WIDTHS or not name for name in names] or [False])
+    right |= (kinds == CONSTANT) & constant[declared] & (slots <= limits[declared])
+    if not right.all():
+        at = int(np.flatnonzero(~right)[0])
+        raise ArtifactError(f"argument {at} is not of its parameter's type {names[declared[at]]!r}", where=where)
+
+
+def _declared(types: list[tuple[str, ...]], names: tuple[str, ...], columns: Columns) -> NDArray[np.int64]:
+    """For every argument of `columns` the place in `names` of the type that its parameter declares."""
+    flat = np.array([names.index(name) for declared in types for name in declared], np.int64)
+    firsts = np.cumsum([0, *(len(declared) for declared in types)])
+    launches = columns.launches
+    start = firsts[launches["specialization"]] - launches["first_argument"]
+    places: NDArray[np.int64] = flat[np.repeat(start, launches["arguments"]) + np.arange(len(columns.slots))]
+    return places
 
 
 def _check_keys(manifest: Manifest, index: PlanIndex, where: str) -> None:

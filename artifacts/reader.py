@@ -26,7 +26,7 @@ from ouro_build.artifacts.manifest import (
     identity,
 )
 from ouro_build.artifacts.oracle import Oracle, decode_oracle
-from ouro_build.artifacts.plan_checks import check_plans
+from ouro_build.artifacts.plan_checks import check_arguments, check_plans
 
 TOKENIZER = "tokenizer/tokenizer.json"
 Verify = Literal["full", "sizes"]
@@ -52,7 +52,9 @@ class Artifact:
         """The plans of `target`. Raises ArtifactError if any index or offset in them is out of range."""
         index = _decode_index(self.read(target.plan_index), target.plan_index)
         check_plans(self.manifest, target, index)
-        return index, columns_from_bytes(index, self.read(target.plan_columns), target.plan_columns)
+        columns = columns_from_bytes(index, self.read(target.plan_columns), target.plan_columns)
+        check_arguments(index, columns, target.plan_columns)
+        return index, columns
 
     def image_bytes(self, image: ImageRecord) -> bytes:
         """The compiled kernel."""

@@ -20,6 +20,7 @@ class Reason(Enum):
     GRAPH_RESTORE_FAILED = "graph_restore_failed"
     NO_DEVICE = "no_device"  # no driver or no GPU
     NO_IMAGE_FOR_ARCH = "no_image_for_arch"  # nothing was compiled for this GPU
+    DRIVER_TOO_OLD = "driver_too_old"  # the images need a newer driver
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -18,6 +18,7 @@ from ouro_build.artifacts.manifest import (
     PoolRecord,
     SourceRecord,
     TargetRecord,
+    WeightsRecord,
 )
 from ouro_build.artifacts.oracle import Oracle, encode_oracle
 from ouro_build.artifacts.parts import find_part
@@ -77,7 +78,7 @@ ORACLE = Oracle(prompt_ids=(1, 2, 3), greedy_ids=(4, 5), margins=(64, 3))
 def make_artifact(path: Path, parts: tuple[str, ...] = ("h200", "rtx-5090"), *, embedded: bool = False, **changes: Any) -> Path:
     """Publish an artifact at `path`; `changes` replace fields of its manifest."""
     weights = io.BytesIO()
-    record = write_weights(PRESETS["tiny"].weights(MODEL.dtype, 7), MODEL, weights)
+    record = weights_record(weights)
     manifest = msgspec.structs.replace(base_manifest(parts, record, embedded=embedded), **changes)
     files: dict[str, Content] = dict(plan_files(manifest, dict.fromkeys(parts, encoded_plans())))
     files["oracle.json"] = encode_oracle(ORACLE)
@@ -89,6 +90,11 @@ def make_artifact(path: Path, parts: tuple[str, ...] = ("h200", "rtx-5090"), *, 
     with publishing(path) as folder:
         write_artifact(folder, manifest, files)
     return path
+
+
+def weights_record(out: BinaryIO | None = None) -> WeightsRecord:
+    """The record of the weights, written to `out` if there is one."""
+    return write_weights(PRESETS["tiny"].weights(MODEL.dtype, 7), MODEL, out)
 
 
 def void(_: object) -> None:

@@ -111,26 +111,33 @@ def test_any_changed_length_or_missing_file_is_refused(
     shutil.rmtree(path)
 
 
-def _fifo(path: Path) -> None:
-    os.mkfifo(path / "pipe")
+def _link_for(path: Path) -> None:
+    """Move what is at `path` out of the artifact and leave a link to it."""
+    away = path.parents[1] / path.name
+    path.rename(away)
+    path.symlink_to(away)
+
+
+def _folder_for(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _file_for(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_text("x")
 
 
 ADDED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "file": (lambda p: (p / "extra.txt").write_text("x"), "extra.txt: unexpected file"),
+    "file": (lambda p: (p / "extra.txt").write_text("x"), r"extra\.txt: unexpected file"),
     "file in a folder": (lambda p: (p / "plans" / ".hidden").write_text("x"), r"plans/\.hidden: unexpected file"),
     "folder": (lambda p: (p / "empty").mkdir(), "empty: unexpected folder"),
     "link": (lambda p: (p / "link").symlink_to("manifest.json"), "link: a symbolic link"),
-    "link for a file": (
-        lambda p: ((p / "oracle.json").rename(p.parent / "o"), (p / "oracle.json").symlink_to(p.parent / "o")),
-        "oracle.json: a symbolic link",
-    ),
-    "link for a folder": (
-        lambda p: ((p / "plans").rename(p.parent / "plans"), (p / "plans").symlink_to(p.parent / "plans")),
-        "plans: a symbolic link",
-    ),
-    "pipe": (_fifo, "pipe: a symbolic link or special file"),
-    "folder for a file": (lambda p: ((p / "oracle.json").unlink(), (p / "oracle.json").mkdir()), "unexpected folder"),
-    "file for a folder": (lambda p: (shutil.rmtree(p / "plans"), (p / "plans").write_text("x")), "unexpected file"),
+    "link for a file": (lambda p: _link_for(p / "oracle.json"), r"oracle\.json: a symbolic link"),
+    "link for a folder": (lambda p: _link_for(p / "plans"), "plans: a symbolic link"),
+    "pipe": (lambda p: os.mkfifo(p / "pipe"), "pipe: a symbolic link or special file"),
+    "folder for a file": (lambda p: _folder_for(p / "oracle.json"), r"oracle\.json: unexpected folder"),
+    "file for a folder": (lambda p: _file_for(p / "plans"), "plans: unexpected file"),
 }
 
 

@@ -1,0 +1,74 @@
+from typing import Any
+
+import pytest
+
+from ouro_build.artifacts.errors import ArtifactError
+from ouro_build.artifacts.records import (
+    CoverageRecord,
+    DeviceRecord,
+    FallbackCount,
+    KeyCount,
+    ObservedKey,
+    ObservedRecord,
+    PhaseRecord,
+    Reason,
+    StartupRecord,
+    decode_record,
+    encode_record,
+)
+
+KEY: dict[str, Any] = {"bucket": 4, "mode": "dense", "variant": ""}
+COVERAGE = CoverageRecord(
+    keys=(
+        KeyCount(program="recurrent", replays=3, live_rows=8, padded_rows=4, **KEY),
+        KeyCount(program="coda", replays=1, live_rows=2, padded_rows=2, **KEY),
+    ),
+    fallbacks=(
+        FallbackCount(reason=Reason.BUCKET_MISS, program="recurrent", mode="dense", rows=6, path="split", count=1),
+        FallbackCount(reason=Reason.NO_DEVICE, program="recurrent", mode="dense", rows=2, path="reference", count=1),
+    ),
+)
+STARTUP = StartupRecord(wall_s=0.5, phases=(PhaseRecord(name="open", parent="", start_s=0.1, seconds=0.2, bytes=12),))
+OBSERVED = ObservedRecord(
+    identity="0" * 64,
+    target="h200",
+    device=DeviceRecord(name="NVIDIA H200", capability=(9, 0), sm_count=132, memory=1 << 37, cuda=(13, 0)),
+    keys=(
+        ObservedKey(
+            program="recurrent", bucket=1, mode="dense", variant="", patterns=2, bit_equal=True, error=0.25,
+            graph_us=812.5, launch_us=None,
+        ),
+    ),
+)  # fmt: skip
+RECORDS = (COVERAGE, STARTUP, OBSERVED)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.schema)
+def test_round_trip(record: CoverageRecord) -> None:
+    assert decode_record(encode_record(record), type(record), "f") == record
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.schema)
+def test_strict(record: CoverageRecord) -> None:
+    raw = encode_record(record)
+    for damaged in (
+        raw.replace(b"/1", b"/2", 1),
+        raw.replace(b'{"schema"', b'{"more":1,"schema"', 1),
+        raw[:-3],
+        b"[]",
+    ):
+        with pytest.raises(ArtifactError, match="f: not a record of this kind"):
+            decode_record(damaged, type(record), "f")
+
+
+def test_reasons_are_closed() -> None:
+    with pytest.raises(ArtifactError, match=r"Invalid enum value 'bad_luck'.*reason"):
+        decode_record(encode_record(COVERAGE).replace(b"bucket_miss", b"bad_luck"), CoverageRecord, "f")
+
+
+def test_shares() -> None:
+    # 8 live rows were in replays, 6 of them in split ones; 2 more ran by the reference.
+    assert COVERAGE.share == pytest.approx(2 / 10)
+    assert COVERAGE.padded_share == pytest.approx(4 / 12)
+    nothing = CoverageRecord(keys=(), fallbacks=())
+    assert (nothing.share, nothing.padded_share) == (0, 0)
