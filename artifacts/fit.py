@@ -52,7 +52,7 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     hint: str = ""
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.expected} expected, {self.found} found"
+        return f"{self.what}: expected {self.expected}, found {self.found}"
 
 
 class TargetFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -5,16 +5,14 @@ Exit codes: 0 done, 1 failed (for `diff`: the artifacts differ), 2 wrong usage, 
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ouro_build.artifacts.console import Output, require_extra, run
 from ouro_build.artifacts.errors import FitError
 from ouro_build.artifacts.manifest import encode_manifest, identity
-from ouro_build.artifacts.reader import Artifact, open_artifact
+from ouro_build.artifacts.reader import open_artifact
 from ouro_build.artifacts.sizes import SIZE
 
 _ARTIFACT = click.argument("artifact", type=click.Path(path_type=Path), metavar="ART")
@@ -102,19 +100,23 @@ def embed(artifact: Path, weights: str, output: Path, force: bool, as_json: bool
 @cli.command()
 @_ARTIFACT
 @click.option("--record", type=click.Path(path_type=Path), help="Where the record goes; beside the artifact by default.")
+@click.option("--weights", help="Where the weights are, if not in the artifact: DIR, FILE or preset:NAME.")
 @_DEVICE
 @_JSON
-def warm(artifact: Path, record: Path | None, device: int, as_json: bool) -> None:
-    """Run every graph of an artifact on this machine, verify and time it, and record what was seen."""
+def warm(artifact: Path, record: Path | None, weights: str | None, device: int, as_json: bool) -> None:
+    """Run every plan of an artifact on this machine, verify and time it, and record what was seen."""
     require_extra("reference", ("torch",), "ouro-artifact warm")
+    from ouro_build.builder.output import progress
+    from ouro_build.builder.warm import warm as warm_plans
+    from ouro_build.builder.warm_view import draw
+
     files = open_artifact(artifact, "full")
     folder = files.observed_path if record is None else record
-    Output(json=as_json).data(_warm(files, folder, device), lambda _: f"warmed; recorded in {folder}")
-
-
-def _warm(artifact: Artifact, folder: Path, device: int) -> Any:
-    # Loads the worker and torch, which no other command here needs.
-    return import_module("ouro_build.builder.warm").warm(artifact, folder, device=device)
+    out = Output(json=as_json)
+    with progress("warming", shown=not as_json) as report:
+        observed = warm_plans(files, folder, weights=weights, device=device, progress=report)
+    out.data(observed, draw)
+    out.say(f"recorded in {folder}")
 
 
 def main() -> None:

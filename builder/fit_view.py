@@ -8,6 +8,7 @@ from rich.text import Text
 
 from ouro_build.artifacts.fit import Fit, Machine, TargetFit, fit, fit_known_parts
 from ouro_build.artifacts.manifest import Manifest
+from ouro_build.artifacts.parts import Part
 from ouro_build.builder.budget import size
 from ouro_build.builder.output import stack, table
 
@@ -34,7 +35,7 @@ def view(manifest: Manifest, machine: Machine, memory: int | None) -> FitView:
     """Judge every target against `machine`, where a worker may hold `memory` bytes, and against every known part."""
     here = fit(manifest, machine, memory)
     known = tuple(
-        KnownPart(part=part.name, arch=part.arch, target=found.target, reasons=_reasons(found))
+        KnownPart(part=part.name, arch=part.arch, target=found.target, reasons=_reasons(part, found))
         for part, found in fit_known_parts(manifest)
     )
     return FitView(machine=machine, target=here.target, targets=here.targets, known=known)
@@ -53,11 +54,12 @@ def draw(shown: FitView) -> RenderableType:
     )
 
 
-def _reasons(found: Fit) -> tuple[str, ...]:
-    """Notes on the target that fits; else the refusals, each once."""
+def _reasons(part: Part, found: Fit) -> tuple[str, ...]:
+    """Notes on the target that fits; else what is missing."""
     if found.accepted:
         return found.chosen.notes
-    return tuple(dict.fromkeys(str(r) for t in found.targets for r in t.refusals))
+    refusals = [r for t in found.targets if all(r.what != "capability" for r in t.refusals) for r in t.refusals]
+    return tuple(map(str, refusals)) or (f"nothing was built for {part.arch}",)
 
 
 def _described(machine: Machine) -> str:

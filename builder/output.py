@@ -18,26 +18,26 @@ Report = Callable[[int, int], None]
 """Called with what is done and what there is in all."""
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table; columns that hold only numbers are aligned to the right."""
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> RenderableType:
+    """A table under its title; columns that hold only numbers are aligned to the right."""
     cells = [list(row) for row in rows]
-    drawn = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(columns):
         numbers = bool(cells) and all(isinstance(row[i], int | float) for row in cells)
         drawn.add_column(Text(name), justify="right" if numbers else "left", overflow="fold")
     for row in cells:
         drawn.add_row(*(Text(_shown(value)) for value in row))
-    return drawn
+    return stack(Text(title), drawn)
 
 
-def facts(title: str, pairs: Iterable[tuple[str, object]]) -> Table:
-    """Names and values, one pair a line."""
-    drawn = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
+def facts(title: str, pairs: Iterable[tuple[str, object]]) -> RenderableType:
+    """Names and values under their title, one pair a line."""
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
     drawn.add_column()
     drawn.add_column(overflow="fold")
     for name, value in pairs:
         drawn.add_row(Text(name), Text(_shown(value)))
-    return drawn
+    return stack(Text(title), drawn)
 
 
 def stack(*parts: RenderableType) -> Group:

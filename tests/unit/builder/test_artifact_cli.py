@@ -12,10 +12,13 @@ from ouro_build.artifacts import console
 from ouro_build.artifacts.console import exit_code
 from ouro_build.artifacts.fit import Machine
 from ouro_build.artifacts.parts import find_part
-from ouro_build.artifacts.reader import open_artifact
+from ouro_build.artifacts.reader import Artifact, open_artifact
+from ouro_build.artifacts.records import ObservedRecord, decode_record
+from ouro_build.builder import warm
 from ouro_build.builder.artifact_cli import cli
 from ouro_build.runtime import machine
 from tests.artifact_maker import make_artifact
+from tests.unit.artifacts.test_records import OBSERVED
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +208,26 @@ def test_warm_names_its_extra(ouro_artifact: Cli, reference: Path, monkeypatch: 
     code, _, err = ouro_artifact("warm", reference)
     assert code == 1
     assert "pip install 'ouro-build[reference]'" in err
+
+
+def test_warm(ouro_artifact: Cli, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run(artifact: Artifact, folder: Path, **options: Any) -> ObservedRecord:
+        options.pop("progress")(1, 1)
+        asked.append((artifact.identity, folder, options))
+        return OBSERVED
+
+    monkeypatch.setattr(warm, "warm", run)
+    code, out, err = ouro_artifact("warm", reference, "--weights", "preset:tiny", "--device", 1)
+    assert (code, err.strip()) == (0, f"recorded in {reference.resolve()}.observed")
+    assert "NVIDIA H200" in out
+    code, out, _ = ouro_artifact("warm", reference, "--record", tmp_path, "--json")
+    assert decode_record(out.encode(), ObservedRecord, "stdout") == OBSERVED
+    assert asked == [
+        (open_artifact(reference).identity, Path(f"{reference.resolve()}.observed"), {"weights": "preset:tiny", "device": 1}),
+        (open_artifact(reference).identity, tmp_path, {"weights": None, "device": 0}),
+    ]
 
 
 def test_interrupted(ouro_artifact: Cli, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
