@@ -59,7 +59,7 @@ def workspace(plan: Plan) -> dict[Buffer, int]:
     uses = _uses(plan)
     ordered = _Order(plan, uses)
     places: dict[Buffer, int] = {}
-    for buffer in sorted(uses, key=lambda b: (-b.bytes, b.name)):
+    for buffer in sorted(uses, key=lambda b: -b.bytes):  # equal ones in order of first use
         taken = sorted((at, at + align(b.bytes)) for b, at in places.items() if not ordered.apart(buffer, b))
         places[buffer] = _best_gap(taken, align(buffer.bytes))
     return {buffer: places[buffer] for buffer in uses}

@@ -53,11 +53,13 @@ def test_workspace_is_the_largest_plan_and_no_more(plans):
 
 @pytest.mark.parametrize("bucket", [1, 3])
 def test_a_real_program_shares_space_between_layers(bucket):
-    buffers = make_buffers(MODEL, GEOMETRY, weight_buffers(MODEL))
-    recurrent = Programs(MODEL, GEOMETRY, find_part("sm_90"), buffers).recurrent(bucket)
-    places = workspace(recurrent)
-    assert places[next(b for b in places if "partial.0" in b.name)] == places[next(b for b in places if "partial.1" in b.name)]
-    assert max(at + align(b.bytes) for b, at in places.items()) < sum(align(b.bytes) for b in places)
+    def need(layers: int) -> int:
+        model = msgspec.structs.replace(MODEL, layers=layers)
+        buffers = make_buffers(model, GEOMETRY, weight_buffers(model))
+        recurrent = Programs(model, GEOMETRY, find_part("sm_90"), buffers).recurrent(bucket)
+        return max(at + align(b.bytes) for b, at in workspace(recurrent).items())
+
+    assert need(8) < 1.25 * need(2)
 
 
 def test_a_chain_of_equal_buffers_needs_room_for_two():

@@ -1,0 +1,199 @@
+"""Builds for GPUs that are not there, by the command, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ouro_build.artifacts.parts import ARCHITECTURES, find_part
+from ouro_build.artifacts.reader import open_artifact
+from ouro_build.builder.cache import ImageCache
+from ouro_build.builder.compile import compile_images, jobs
+from ouro_build.builder.cubin import read_cubin
+from ouro_build.builder.plan_target import prepare
+from ouro_build.builder.spec import BuildSpec, find_parts
+from ouro_build.builder.toolchain import find_toolchain
+
+pytest.importorskip("triton", reason="triton compiles")
+
+COMMAND = [sys.executable, "-P", "-c", "from ouro_build.builder.cli import main; main()"]
+SHAPE = ["--model", "preset:tiny", "--buckets", "1,2", "--prefill-buckets", "16", "--max-context", "64", "--workers", "2"]
+CUOBJDUMP = "backends/nvidia/bin/cuobjdump"
+
+
+def start(folder: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
+    """Start a build of `folder`/out.ouro."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return subprocess.Popen(
+        [*COMMAND, *SHAPE, "-o", "out.ouro", *more],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def build(folder: Path, *more: str, **environment: str) -> dict[str, object]:
+    """Build, and return what `--json` printed."""
+    process = start(folder, "--json", *more, **environment)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    found: dict[str, object] = json.loads(out)
+    return found
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """A cache that every image of SHAPE for sm_90 is in, and the artifact that filled it."""
+    folder = tmp_path_factory.mktemp("first")
+    build(folder, "--gpu", "sm_90", "--cache-dir", str(folder / "cache"))
+    return folder / "cache"
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def test_the_artifact_opens_and_holds_what_was_asked_for(cache):
+    artifact = open_artifact(cache.parent / "out.ouro")
+    manifest = artifact.manifest
+    target = manifest.target("h200")
+    assert target is not None
+    assert manifest.source.synthetic
+    assert manifest.kv_digest == manifest.kv.digest
+    index, _ = artifact.plans(target)
+    assert len(index.specializations) == len(target.images)
+    for image in target.images:
+        info = read_cubin(artifact.image_bytes(image), image.function)
+        assert (info.registers, info.stack, info.parameters) == (image.registers, image.spills, image.parameters)
+    oracle = artifact.oracle()
+    assert len(oracle.prompt_ids) == len(oracle.greedy_ids) == 16
+
+
+def test_the_same_bytes_whatever_is_set_and_wherever_it_is_built(cache, tmp_path):
+    """Empty cache against a full one; TRITON_* and friends set to things that change or break a compile."""
+    hostile = {
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+        "TRITON_DISABLE_LINE_INFO": "0",
+        "TRITON_PTXAS_PATH": "/nonexistent/ptxas",
+        "TRITON_DEFAULT_FP_FUSION": "0",
+        "TRITON_F32_DEFAULT": "tf32",
+        "TRITON_INTERPRET": "1",
+        "DISABLE_PTXAS_OPT": "1",
+        "PTXAS_OPTIONS": "-O0",
+        "PYTHONHASHSEED": "7",
+        "OMP_NUM_THREADS": "2",
+    }
+    build(tmp_path / "a" / "deeper", "--gpu", "sm_90", "--cache-dir", str(tmp_path / "empty"), **hostile)
+    assert tree(tmp_path / "a" / "deeper" / "out.ouro") == tree(cache.parent / "out.ouro")
+
+
+def test_weights_by_reference_leave_everything_else_the_same(cache, tmp_path):
+    build(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache), "--weights", "reference")
+    embedded, named = tree(cache.parent / "out.ouro"), tree(tmp_path / "out.ouro")
+    assert embedded.keys() - named.keys() == {"weights.safetensors"}
+    assert {k for k in named if named[k] != embedded[k]} == {"manifest.json"}
+
+
+def test_force_replaces_and_its_absence_refuses(cache, tmp_path):
+    build(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache))
+    first = open_artifact(tmp_path / "out.ouro").identity
+    process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache))
+    assert "--force" in process.communicate()[1]
+    assert process.returncode == 1
+    build(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache), "--force", "--seed", "1")
+    assert open_artifact(tmp_path / "out.ouro").identity != first
+
+
+def test_a_damaged_cache_entry_is_compiled_again(cache, tmp_path):
+    copy = shutil.copytree(cache, tmp_path / "cache")
+    victim = next(p for p in copy.rglob("*") if p.is_file())
+    victim.write_bytes(victim.read_bytes()[:-7])
+    build(tmp_path, "--gpu", "sm_90", "--cache-dir", str(copy))
+    assert tree(tmp_path / "out.ouro") == tree(cache.parent / "out.ouro")
+    assert victim.read_bytes() == (cache / victim.relative_to(copy)).read_bytes()
+
+
+def test_an_interrupt_ends_the_build_and_leaves_nothing(tmp_path):
+    process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(tmp_path / "cache"))
+    wait_for_staging(tmp_path, process)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert {p.name for p in tmp_path.iterdir()} <= {"cache"}
+
+
+def test_killed_builds_leave_nothing_under_the_final_name(cache, tmp_path):
+    chance = random.Random(2)
+    for _ in range(5):
+        process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache))
+        time.sleep(chance.uniform(0.5, 4))
+        process.kill()
+        process.communicate()
+        if (tmp_path / "out.ouro").exists():
+            open_artifact(tmp_path / "out.ouro")
+            shutil.rmtree(tmp_path / "out.ouro")
+    build(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache))
+    assert [p.name for p in tmp_path.iterdir()] == ["out.ouro"]
+
+
+def test_two_builders_of_one_output(cache, tmp_path):
+    both = [start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache)) for _ in range(2)]
+    talk = [process.communicate()[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 1], talk
+    open_artifact(tmp_path / "out.ouro")
+    assert [p.name for p in tmp_path.iterdir()] == ["out.ouro"]
+
+
+def test_every_architecture_compiles_and_is_read_rightly(tmp_path):
+    """One kernel for each; registers and stack as NVIDIA's own tool reads them."""
+    parts = find_parts(ARCHITECTURES)
+    tools = find_toolchain(parts)
+    spec = BuildSpec(model="preset:tiny", parts=parts, buckets=(1,), prefill_buckets=(16,), max_context=64)
+    work = []
+    for target in prepare(spec).targets:
+        chosen = [s for s in target.index.specializations if s.kernel in ("rms_norm", "attention_decode")]
+        work += jobs(chosen, target.part.arch, tools)
+    compiled = compile_images(work, ImageCache(tmp_path / "cache"), 2)
+    assert compiled.cached == 0
+    for job in work:
+        image = compiled.images[job.key]
+        path = tmp_path / "image.cubin"
+        path.write_bytes(image.cubin)
+        found = re.search(r"REG:(\d+) STACK:(\d+)", cuobjdump(path))
+        assert found is not None
+        assert (int(found[1]), int(found[2])) == (image.registers, image.spills), str(job)
+        assert image.shared <= find_part(job.arch).shared
+    again = compile_images(work, ImageCache(tmp_path / "cache"), 2)
+    assert again.cached == len(again.images)
+    assert again.images == compiled.images
+
+
+def cuobjdump(path: Path) -> str:
+    import triton
+
+    tool = Path(triton.__file__).parent / CUOBJDUMP
+    return subprocess.run([tool, "--dump-resource-usage", path], capture_output=True, text=True, check=True).stdout
+
+
+def wait_for_staging(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Until the build has begun to make its artifact."""
+    deadline = time.monotonic() + 60
+    while not list(folder.glob(".out.ouro.partial-*")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

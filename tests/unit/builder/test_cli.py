@@ -1,0 +1,192 @@
+"""`ouro-build`: what it refuses, with which exit code, and that it leaves nothing behind. Nothing is compiled here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ouro_build.artifacts.console import exit_code
+from ouro_build.artifacts.errors import CompileError
+from ouro_build.builder import build as build_module
+from ouro_build.builder.cli import cli
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "mha-fp32"
+GOOD = {"--model": "preset:tiny", "--gpu": "sm_90", "--buckets": "1,2"}
+
+
+@pytest.fixture
+def invoke(tmp_path, capsys):
+    """Run the command with changed flags (None leaves one out); returns (exit code, stdout, stderr)."""
+
+    def run(*more: str, **changes: str | None) -> tuple[int, str, str]:
+        flags = {**GOOD, "-o": str(tmp_path / "out.ouro"), **{f"--{k.replace('_', '-')}": v for k, v in changes.items()}}
+        arguments = [text for name, value in flags.items() if value is not None for text in (name, value)]
+        code = exit_code(cli, [*arguments, *more])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(invoke, tmp_path):
+    code, out, _ = invoke("--dry-run", "--json", "--gpu", "rtx-5090")
+    assert code == 0
+    result = json.loads(out)
+    assert [t["gpu"] for t in result["targets"]] == ["h200", "rtx-5090"]
+    assert result["identity"] == ""
+    for target in result["targets"]:
+        assert target["plans"] == 16
+        assert target["full_requests"] == 2
+        assert target["reserve"] + target["kv_bytes"] + sum(p["bytes"] for p in target["pools"]) <= target["budget"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_for_people(invoke):
+    code, out, _ = invoke("--dry-run")
+    assert code == 0
+    for text in ("reserve", "weights", "kv", "total", "synthetic weights", "nothing: dry run"):
+        assert text in out
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"gpu": "gtx-970"}, "--gpu"),
+        ({"buckets": "0"}, "--buckets"),
+        ({"buckets": "2,1"}, "--buckets"),
+        ({"buckets": "1,1"}, "--buckets"),
+        ({"buckets": "1,100000"}, "--buckets"),
+        ({"buckets": "many"}, "--buckets"),
+        ({"prefill_buckets": "9000"}, "--prefill-buckets"),
+        ({"max_context": "1"}, "--max-context"),
+        ({"max_context": "4096"}, "--max-context"),
+        ({"max_requests": "0"}, "--max-requests"),
+        ({"block_size": "12"}, "--block-size"),
+        ({"dtype": "float16"}, "--dtype"),
+        ({"memory": "lots"}, "--memory"),
+        ({"weights": "none"}, "--weights"),
+        ({"seed": "-1"}, "--seed"),
+        ({"workers": "0"}, "--workers"),
+        ({"model": "preset:huge"}, "--model"),
+        ({"model": None}, "--model"),
+        ({"gpu": None}, "--gpu"),
+    ],
+)
+def test_values_that_a_flag_cannot_have(invoke, tmp_path, changes, flag):
+    code, out, err = invoke(**changes)
+    assert code == 2
+    assert flag in err
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_gpu_twice(invoke):
+    code, _, err = invoke("--gpu", "h200")
+    assert code == 2
+    assert "h200 is given twice" in err
+
+
+def test_an_output_of_another_name(tmp_path, capsys):
+    flags = [text for pair in GOOD.items() for text in pair]
+    assert exit_code(cli, [*flags, "-o", str(tmp_path / "out")]) == 2
+    assert "out.ouro" in capsys.readouterr().err
+
+
+def test_a_budget_too_small_says_for_what_by_how_much_and_which_flag(invoke, tmp_path):
+    code, _, err = invoke(memory="500MiB")
+    assert code == 1
+    for text in (
+        "--memory for --gpu h200",
+        "too small by",
+        "reserve",
+        "weights",
+        "KV of one request of 2048 tokens",
+        "Raise --memory",
+    ):
+        assert text in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_budget_over_the_part(invoke):
+    code, _, err = invoke(memory="1TiB")
+    assert code == 1
+    assert "more than h200 has" in err
+
+
+def test_a_folder_that_is_no_checkpoint(invoke, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, _, err = invoke(model=str(tmp_path / "empty"))
+    assert code == 1
+    assert "config.json" in err
+
+
+def test_a_config_that_changes_the_arithmetic(invoke, tmp_path):
+    folder = shutil.copytree(GOLDEN, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attention_bias": True}))
+    code, _, err = invoke(model=str(folder))
+    assert code == 1
+    assert "attention_bias" in err
+
+
+def test_a_truncated_checkpoint(invoke, tmp_path):
+    folder = shutil.copytree(GOLDEN, tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    code, _, err = invoke(model=str(folder))
+    assert code == 1
+    assert "model.safetensors" in err
+
+
+def test_stop_ids_outside_the_vocabulary(invoke, tmp_path):
+    folder = shutil.copytree(GOLDEN, tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 1000000}')
+    code, _, err = invoke("--dry-run", model=str(folder))
+    assert code == 1
+    assert "1000000" in err
+
+
+def test_an_output_that_exists(invoke, tmp_path):
+    (tmp_path / "out.ouro").mkdir()
+    code, _, err = invoke()
+    assert code == 1
+    assert "--force" in err
+    assert list((tmp_path / "out.ouro").iterdir()) == []
+
+
+def test_an_output_in_a_folder_that_does_not_exist(tmp_path, capsys):
+    flags = [text for pair in GOOD.items() for text in pair]
+    assert exit_code(cli, [*flags, "-o", str(tmp_path / "none" / "out.ouro")]) == 1
+    assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "text"),
+    [
+        (OSError(28, "No space left on device"), 1, "the disk is full"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (CompileError("a block needs too much", where="kernel x for --gpu h200"), 1, "a block needs too much"),
+    ],
+)
+def test_a_build_that_fails_leaves_nothing(invoke, tmp_path, monkeypatch, failure, code, text):
+    def fail(*_, **__):
+        raise failure
+
+    monkeypatch.setattr(build_module, "compile_images", fail)
+    found, out, err = invoke(cache_dir=str(tmp_path / "cache"))
+    assert found == code
+    assert text in err
+    assert out == ""
+    assert [p.name for p in tmp_path.iterdir()] == []
+
+
+def test_help_names_every_flag():
+    text = CliRunner().invoke(cli, ["--help"]).output
+    shape = ("--buckets", "--prefill-buckets", "--max-context", "--max-requests", "--block-size", "--dtype", "--memory")
+    rest = ("--weights", "--seed", "--workers", "--cache-dir", "--record", "--dry-run", "--force", "--json")
+    for flag in ("--model", "--gpu", "-o", *shape, *rest):
+        assert flag in text
