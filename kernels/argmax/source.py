@@ -3,16 +3,13 @@
 import triton
 import triton.language as tl
 
-from ouro_build.artifacts.rows import RECORD
-
-_RECORD = tl.constexpr(RECORD)
 _NONE = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
 def argmax(rows, logits, tokens, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    if tl.load(rows + row * _RECORD) >= 0:
+    if tl.load(rows + row * 8) >= 0:
         best = tl.full([BLOCK], float("-inf"), tl.float32)
         best_at = tl.full([BLOCK], _NONE, tl.int32)
         for start in range(0, VOCABULARY, BLOCK):

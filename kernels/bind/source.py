@@ -1,17 +1,7 @@
-"""Triton source of `bind`: one thread a record."""
+"""Triton source of `bind`: one thread a record. `given` is in columns of `RowInput`, `state` of `Row`."""
 
 import triton
 import triton.language as tl
-
-from ouro_build.artifacts.rows import RECORD, Row, RowInput
-
-_RECORD = tl.constexpr(RECORD)
-_SLOT, _POSITION, _LOOP = (tl.constexpr(int(c)) for c in (Row.SLOT, Row.POSITION, Row.LOOP))
-_REQUEST, _MODE, _TOKEN = (tl.constexpr(int(c)) for c in (Row.REQUEST, Row.MODE, Row.TOKEN))
-_REFERENCE_SLOT, _GENERATION = (tl.constexpr(int(c)) for c in (Row.REFERENCE_SLOT, Row.GENERATION))
-_IN_SLOT, _IN_POSITION, _IN_BLOCK = (tl.constexpr(int(c)) for c in (RowInput.SLOT, RowInput.POSITION, RowInput.BLOCK))
-_IN_REQUEST, _IN_MODE, _IN_TOKEN = (tl.constexpr(int(c)) for c in (RowInput.REQUEST, RowInput.MODE, RowInput.TOKEN))
-_IN_REFERENCE_SLOT, _IN_GENERATION = (tl.constexpr(int(c)) for c in (RowInput.REFERENCE_SLOT, RowInput.GENERATION))
 
 
 @triton.jit
@@ -26,23 +16,23 @@ def _override(given_at, state_at, live):
 @triton.jit
 def bind(inputs, row_state, block_tables, bucket, BLOCK_SIZE: tl.constexpr, TABLE_WIDTH: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    given = inputs + row.to(tl.int64) * _RECORD
-    slot = tl.load(given + _IN_SLOT, mask=row < bucket, other=-1)
+    given = inputs + row.to(tl.int64) * 8
+    slot = tl.load(given, mask=row < bucket, other=-1)
     named = slot >= 0
-    state = row_state + slot.to(tl.int64) * _RECORD
-    placed = tl.load(given + _IN_POSITION, mask=named, other=-1) >= 0
-    running = tl.load(state + _LOOP, mask=named, other=-1) >= 0
+    state = row_state + slot.to(tl.int64) * 8
+    placed = tl.load(given + 2, mask=named, other=-1) >= 0
+    running = tl.load(state + 2, mask=named, other=-1) >= 0
     live = named & (placed | running)
 
-    _override(given + _IN_TOKEN, state + _TOKEN, live)
-    _override(given + _IN_MODE, state + _MODE, live)
-    _override(given + _IN_REFERENCE_SLOT, state + _REFERENCE_SLOT, live)
-    _override(given + _IN_GENERATION, state + _GENERATION, live)
-    position = _override(given + _IN_POSITION, state + _POSITION, live)
-    request = _override(given + _IN_REQUEST, state + _REQUEST, live)
-    tl.store(state + _SLOT, slot, mask=live)
-    tl.store(state + _LOOP, tl.zeros_like(slot), mask=live)
+    position = _override(given + 2, state + 1, live)
+    request = _override(given + 3, state + 3, live)
+    _override(given + 1, state + 7, live)  # token
+    _override(given + 5, state + 4, live)  # mode
+    _override(given + 6, state + 5, live)  # reference slot
+    _override(given + 7, state + 6, live)  # generation
+    tl.store(state, slot, mask=live)
+    tl.store(state + 2, tl.zeros_like(slot), mask=live)  # loop
 
-    block = tl.load(given + _IN_BLOCK, mask=live, other=-1)
+    block = tl.load(given + 4, mask=live, other=-1)
     entry = block_tables + request.to(tl.int64) * TABLE_WIDTH + position // BLOCK_SIZE
     tl.store(entry, block, mask=block >= 0)

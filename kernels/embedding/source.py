@@ -3,17 +3,13 @@
 import triton
 import triton.language as tl
 
-from ouro_build.artifacts.rows import RECORD, Row
-
-_RECORD, _TOKEN = tl.constexpr(RECORD), tl.constexpr(int(Row.TOKEN))
-
 
 @triton.jit
 def embedding(rows, weight, hidden, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    record = rows + tl.program_id(0).to(tl.int64) * _RECORD
+    record = rows + tl.program_id(0).to(tl.int64) * 8
     slot = tl.load(record)
     if slot >= 0:
-        token = tl.load(record + _TOKEN)
+        token = tl.load(record + 7)
         at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = at < SIZE
         x = tl.load(weight + token.to(tl.int64) * SIZE + at, mask=inside)

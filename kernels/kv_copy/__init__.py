@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue, Options
-from ouro_build.kernels.kv import kv_block
+from ouro_build.kernels.paged_kv import page_shape
 from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div, next_power_of_2
 
 _EXACT = {"bfloat16": 0.0, "float16": 0.0, "float32": 0.0}
@@ -24,7 +24,7 @@ def kv_copy(part: Part, *, rows: Buffer, block_tables: Buffer, kv: Buffer, layer
     rows int32 [bucket, RECORD]; block_tables int32 [requests, blocks]; kv [planes, KV_BLOCKS, 2, kv_heads, block_size,
     head_dim], plane = loop * layers + layer.
     """
-    kv_heads, block_size, head_dim = kv_block(kv)
+    kv_heads, block_size, head_dim = page_shape(kv)
     size = 2 * kv_heads * head_dim
     block = min(2048, next_power_of_2(size))
     return KERNEL.launch(

@@ -3,11 +3,6 @@
 import triton
 import triton.language as tl
 
-from ouro_build.artifacts.rows import RECORD, Row
-
-_RECORD = tl.constexpr(RECORD)
-_POSITION, _LOOP, _REQUEST = (tl.constexpr(int(c)) for c in (Row.POSITION, Row.LOOP, Row.REQUEST))
-
 
 @triton.jit
 def kv_copy(
@@ -23,12 +18,12 @@ def kv_copy(
     TABLE_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    record = rows + tl.program_id(0).to(tl.int64) * _RECORD
+    record = rows + tl.program_id(0).to(tl.int64) * 8
     layer = tl.program_id(1)
-    loop = tl.load(record + _LOOP)
+    loop = tl.load(record + 2)
     if (tl.load(record) >= 0) & (loop > 0) & (loop < LOOPS):
-        position = tl.load(record + _POSITION)
-        request = tl.load(record + _REQUEST).to(tl.int64)
+        position = tl.load(record + 1)
+        request = tl.load(record + 3).to(tl.int64)
         block = tl.load(block_tables + request * TABLE_WIDTH + position // BLOCK_SIZE).to(tl.int64)
         at = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
         inside = at < 2 * KV_HEADS * HEAD_DIM
@@ -36,5 +31,6 @@ def kv_copy(
         offset = (at // HEAD_DIM * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM + at % HEAD_DIM
         place = kv + block * (2 * KV_HEADS * BLOCK_SIZE * HEAD_DIM) + offset
         x = tl.load(place + ((loop - 1) * LAYERS + layer).to(tl.int64) * plane_stride, mask=inside)
-        for skipped in range(loop, LOOPS):
-            tl.store(place + (skipped * LAYERS + layer).to(tl.int64) * plane_stride, x, mask=inside)
+        for skipped in tl.static_range(1, LOOPS):
+            if skipped >= loop:
+                tl.store(place + (skipped * LAYERS + layer).to(tl.int64) * plane_stride, x, mask=inside)

@@ -3,10 +3,6 @@
 import triton
 import triton.language as tl
 
-from ouro_build.artifacts.rows import RECORD
-
-_RECORD = tl.constexpr(RECORD)
-
 
 @triton.jit
 def _normalise(x, w, eps, SIZE: tl.constexpr, TYPE: tl.constexpr):
@@ -19,7 +15,7 @@ def _normalise(x, w, eps, SIZE: tl.constexpr, TYPE: tl.constexpr):
 @triton.jit
 def residual_norm(rows, update, update_weight, hidden, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(rows + row * _RECORD)
+    slot = tl.load(rows + row * 8)
     if slot >= 0:
         TYPE: tl.constexpr = hidden.dtype.element_ty
         at = tl.arange(0, BLOCK)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue, Options
-from ouro_build.kernels.kv import kv_block
+from ouro_build.kernels.paged_kv import page_shape
 from ouro_build.kernels.spec import Kernel, Tolerance
 
 KERNEL = Kernel(
@@ -40,7 +40,7 @@ def rope_kv_write(
     and the result is rounded once.
     """
     bucket, heads, head_dim = q.sizes
-    kv_heads, block_size, _ = kv_block(kv)
+    kv_heads, block_size, _ = page_shape(kv)
     return KERNEL.launch(
         grid=(bucket, heads + kv_heads, 1),
         arguments={

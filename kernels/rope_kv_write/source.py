@@ -3,11 +3,6 @@
 import triton
 import triton.language as tl
 
-from ouro_build.artifacts.rows import RECORD, Row
-
-_RECORD = tl.constexpr(RECORD)
-_POSITION, _LOOP, _REQUEST = (tl.constexpr(int(c)) for c in (Row.POSITION, Row.LOOP, Row.REQUEST))
-
 
 @triton.jit
 def rope_kv_write(
@@ -31,9 +26,9 @@ def rope_kv_write(
     TYPE: tl.constexpr = q.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    record = rows + row * _RECORD
+    record = rows + row * 8
     if tl.load(record) >= 0:
-        position = tl.load(record + _POSITION)
+        position = tl.load(record + 1)
         at = tl.arange(0, HALF)
         angle = position.to(tl.float32) * tl.load(inv_freq + at)
         cos = tl.cos(angle)
@@ -48,8 +43,8 @@ def rope_kv_write(
             tl.store(target, rotated_first)
             tl.store(target + HALF, rotated_second)
         else:
-            plane = (tl.load(record + _LOOP) * LAYERS + layer).to(tl.int64)
-            request = tl.load(record + _REQUEST).to(tl.int64)
+            plane = (tl.load(record + 2) * LAYERS + layer).to(tl.int64)
+            request = tl.load(record + 3).to(tl.int64)
             block = tl.load(block_tables + request * TABLE_WIDTH + position // BLOCK_SIZE).to(tl.int64)
             key = kv + plane * plane_stride + block * BLOCK
             key += ((head - HEADS) * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM + at

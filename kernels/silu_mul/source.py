@@ -3,15 +3,11 @@
 import triton
 import triton.language as tl
 
-from ouro_build.artifacts.rows import RECORD
-
-_RECORD = tl.constexpr(RECORD)
-
 
 @triton.jit
 def silu_mul(rows, gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    if tl.load(rows + row * _RECORD) >= 0:
+    if tl.load(rows + row * 8) >= 0:
         TYPE: tl.constexpr = out.dtype.element_ty
         at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = at < SIZE

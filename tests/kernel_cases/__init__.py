@@ -5,8 +5,9 @@ A module a kernel. Its `case(dtype, device, …)` builds a `Case`; slots and row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from ouro_build.artifacts.plan import Launch, LoadTimeValue
 from tests.kernel_harness import DTYPES, check
 
 PART = find_part("h200")
+OVER_ROWS = ("embedding", "residual_norm", "silu_mul", "rope_kv_write", "exit_gate", "argmax", "kv_copy")
+"""Kernels whose modules here have a `case`."""
 SLOTS = 7
 ROWS = [3, -1, 0, 5]
 """State slots of the rows: a hole in the middle, slots out of order."""
@@ -43,3 +46,13 @@ def normal(device: str, dtype: str, *shape: int, seed: int = 0) -> Tensor:
 def ints(device: str, values: Sequence[object]) -> Tensor:
     """An int32 tensor."""
     return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def check_inactive(name: str, run: Callable[..., None], dtype: str, device: str = "cpu") -> None:
+    """`run` must leave every buffer of the case of kernel `name` alone when no row is active."""
+    case: Case = import_module(f"tests.kernel_cases.{name}").case(dtype, device)
+    case.tensors["rows"].fill_(-1)
+    before = {parameter: tensor.clone() for parameter, tensor in case.tensors.items()}
+    run(case.launch, case.tensors, case.values)
+    for parameter, tensor in case.tensors.items():
+        torch.testing.assert_close(tensor, before[parameter], rtol=0, atol=0, equal_nan=True)

@@ -126,9 +126,8 @@ def advanced(scene: Scene) -> Records:
     return state
 
 
-def check_bind(scene: Scene, run: Run, device: str = "cpu") -> None:
-    """`run` must do to `scene` what `bound` says."""
-    launch = bind(
+def bind_launch(scene: Scene) -> Launch:
+    return bind(
         PART,
         bucket=scene.bucket,
         inputs=buffer("inputs", "int32", len(scene.inputs), RECORD),
@@ -136,35 +135,47 @@ def check_bind(scene: Scene, run: Run, device: str = "cpu") -> None:
         block_tables=buffer("block_tables", "int32", REQUESTS, TABLE_WIDTH),
         block_size=BLOCK_SIZE,
     )
-    state, tables = bound(scene)
-    before = {"inputs": scene.inputs, "row_state": scene.state, "block_tables": scene.tables}
-    _check(launch, run, device, before, {"inputs": scene.inputs, "row_state": state, "block_tables": tables})
 
 
-def check_resolve(scene: Scene, loop_limit: int, run: Run, device: str = "cpu") -> None:
-    """`run` must do to `scene` what `resolved` says."""
-    launch = resolve(
+def resolve_launch(scene: Scene, loop_limit: int) -> Launch:
+    return resolve(
         PART,
         batch=buffer("batch", "int32", len(scene.batch)),
         row_state=buffer("row_state", "int32", len(scene.state), RECORD),
         rows=buffer("rows", "int32", scene.bucket, RECORD),
         loop_limit=loop_limit,
     )
-    read = {"batch": scene.batch, "row_state": scene.state}
-    stale = [[77] * RECORD] * scene.bucket
-    _check(launch, run, device, {**read, "rows": stale}, {**read, "rows": resolved(scene, loop_limit)})
 
 
-def check_advance(scene: Scene, run: Run, device: str = "cpu") -> None:
-    """`run` must do to `scene` what `advanced` says."""
-    launch = advance(
+def advance_launch(scene: Scene) -> Launch:
+    return advance(
         PART,
         rows=buffer("rows", "int32", scene.bucket, RECORD),
         tokens=buffer("tokens", "int32", len(scene.tokens)),
         row_state=buffer("row_state", "int32", len(scene.state), RECORD),
     )
+
+
+def check_bind(scene: Scene, run: Run, device: str = "cpu") -> None:
+    """`run` must do to `scene` what `bound` says."""
+    state, tables = bound(scene)
+    before = {"inputs": scene.inputs, "row_state": scene.state, "block_tables": scene.tables}
+    after = {"inputs": scene.inputs, "row_state": state, "block_tables": tables}
+    _check(bind_launch(scene), run, device, before, after)
+
+
+def check_resolve(scene: Scene, loop_limit: int, run: Run, device: str = "cpu") -> None:
+    """`run` must do to `scene` what `resolved` says."""
+    read = {"batch": scene.batch, "row_state": scene.state}
+    before, after = {**read, "rows": [[77] * RECORD] * scene.bucket}, {**read, "rows": resolved(scene, loop_limit)}
+    _check(resolve_launch(scene, loop_limit), run, device, before, after)
+
+
+def check_advance(scene: Scene, run: Run, device: str = "cpu") -> None:
+    """`run` must do to `scene` what `advanced` says."""
     read = {"rows": resolved(scene, LOOPS + 1), "tokens": scene.tokens}
-    _check(launch, run, device, {**read, "row_state": scene.state}, {**read, "row_state": advanced(scene)})
+    before, after = {**read, "row_state": scene.state}, {**read, "row_state": advanced(scene)}
+    _check(advance_launch(scene), run, device, before, after)
 
 
 def _check(launch: Launch, run: Run, device: str, before: Lists, after: Lists) -> None:

@@ -1,0 +1,89 @@
+"""Every kernel's declaration, source and reference belong together."""
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from ouro_build import kernels
+from ouro_build.artifacts.geometry import Geometry
+from ouro_build.artifacts.model import ModelConfig
+from ouro_build.artifacts.parts import find_part
+from ouro_build.artifacts.plan import Buffer, Launch, Pool
+from ouro_build.builder.buffers import make_buffers
+from ouro_build.builder.programs import Programs
+from ouro_build.kernels import registry
+
+FOLDER = Path(kernels.__file__).parent
+MODEL = ModelConfig(
+    vocab_size=100, hidden_size=64, intermediate_size=96, layers=2, heads=4, kv_heads=2, head_dim=16, loops=3,
+    max_position=4096, rms_norm_eps=(1e-6).hex(), rope_theta=(1e6).hex(), tied_embeddings=False, dtype="bfloat16",
+)  # fmt: skip
+GEOMETRY = Geometry(buckets=(1, 8), prefill_buckets=(16, 128), max_context=1024, max_requests=8, block_size=16)
+
+
+def weights() -> dict[str, Buffer]:
+    """Every packed weight of MODEL."""
+    h, f, d = MODEL.hidden_size, MODEL.intermediate_size, MODEL.dtype
+    layer = {"input_norm": (h,), "input_norm_2": (h,), "post_norm": (h,), "post_norm_2": (h,), "qkv": (MODEL.qkv_size, h),
+             "o": (h, MODEL.query_size), "gate_up": (2 * f, h), "down": (h, f)}  # fmt: skip
+    shapes = {f"layers.{i}.{name}": shape for i in range(MODEL.layers) for name, shape in layer.items()}
+    vocabulary = {"embedding": (MODEL.vocab_size, h), "lm_head": (MODEL.vocab_size, h)}
+    shapes |= vocabulary | {"norm": (h,), "gate": (1, h), "gate_bias": (1,)}
+    made = {name: Buffer(name, Pool.WEIGHTS, d, shape) for name, shape in shapes.items()}
+    return made | {"inv_freq": Buffer("inv_freq", Pool.WEIGHTS, "float32", (MODEL.head_dim // 2,))}
+
+
+@cache
+def launches() -> dict[str, Launch]:
+    """A launch of every kernel that the programs use."""
+    programs = Programs(MODEL, GEOMETRY, find_part("h200"), make_buffers(MODEL, GEOMETRY, weights()))
+    return {launch.specialization.kernel: launch for plan in programs.record() for launch in plan.launches}
+
+
+def source_parameters(name: str) -> list[str]:
+    """Parameters of a kernel's Triton function, read without triton."""
+    tree = ast.parse((FOLDER / name / "source.py").read_text())
+    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    return [argument.arg for argument in function.args.args]
+
+
+def test_names_are_the_folders_with_a_source() -> None:
+    made = {path.parent.name for path in FOLDER.glob("*/source.py") if f"\ndef {path.parent.name}(" in path.read_text()}
+    assert made == set(registry.NAMES)
+
+
+def test_declarations_need_neither_torch_nor_triton() -> None:
+    code = (
+        "import sys; sys.modules.update(torch=None, triton=None)\n"
+        "from ouro_build.kernels import registry\n"
+        "assert [registry.kernel(n).name for n in registry.NAMES] == list(registry.NAMES)\n"
+        "import ouro_build.builder.programs"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+def test_the_programs_use_every_kernel() -> None:
+    assert launches().keys() == set(registry.NAMES)
+
+
+@pytest.mark.parametrize("name", registry.NAMES)
+def test_launch_rule_and_source_agree(name: str) -> None:
+    specialization = launches()[name].specialization
+    declared = [argument for argument, _ in specialization.types]
+    constants = {constant for constant, _ in specialization.constants}
+    parameters = source_parameters(name)
+    assert [p for p in parameters if p not in constants] == declared
+    assert constants <= set(parameters)
+
+
+@pytest.mark.parametrize("name", registry.NAMES)
+def test_reference_takes_what_launches_have(name: str) -> None:
+    _, parameters = registry.reference(name)
+    assert set(parameters) <= set(source_parameters(name))
+    assert set(registry.kernel(name).writes) <= set(parameters)
+    buffers = {argument for argument, _ in launches()[name].buffers()}
+    assert set(registry.kernel(name).writes) <= buffers
