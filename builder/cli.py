@@ -13,7 +13,6 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ouro_build.artifacts.console import Output, rich_console, run
-from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.fit import fit
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.manifest import MemoryPlan
@@ -23,8 +22,6 @@ from ouro_build.builder.budget import full_requests, size
 from ouro_build.builder.output import facts, progress, stack, table
 from ouro_build.builder.plan_target import Preparation, prepare
 from ouro_build.builder.spec import BLOCK_SIZES, DTYPES, BuildSpec, find_parts, parse_buckets
-
-_SUFFIX = ".ouro"
 
 
 class PoolSize(msgspec.Struct, frozen=True):
@@ -108,8 +105,6 @@ def cli(
 ) -> None:
     """Build an artifact: every kernel, every plan and every byte of memory that MODEL needs on each GPU."""
     out = Output(json=as_json)
-    if output.suffix != _SUFFIX:
-        raise UsageError(f"{output.name!r} does not end in {_SUFFIX}", where="-o", hint=f"Call it {output.name}{_SUFFIX}")
     spec = BuildSpec(
         model=model,
         parts=find_parts(gpus),

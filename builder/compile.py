@@ -7,6 +7,7 @@ it sees a bare environment, an empty Triton cache, and no debug information is e
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -115,7 +116,7 @@ def _result(future: Future[Image | _Failure]) -> Image:
 def _start_worker(scratch: str) -> None:
     """Make this process one whose compiles are reproducible, silent, and over when the build is."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build decides what an interrupt means
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(scratch,), daemon=True).start()
     kept = clean_environment()
     os.environ.clear()
     private = tempfile.mkdtemp(dir=scratch)
@@ -126,11 +127,12 @@ def _start_worker(scratch: str) -> None:
     os.dup2(talk, 2)
 
 
-def _end_with_parent() -> None:
-    """A build that is killed leaves no compilers running."""
+def _end_with_parent(scratch: str) -> None:
+    """A build that is killed leaves no compilers running, and none of their files."""
     parent = parent_process()
     if parent is not None:
         parent.join()
+        shutil.rmtree(scratch, ignore_errors=True)
         os._exit(1)
 
 

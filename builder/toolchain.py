@@ -28,7 +28,7 @@ _FIRST_CUDA = {
     "sm_121": (12, 9),
 }
 _RELEASE = re.compile(r"release (\d+)\.(\d+), V([\d.]+)")
-_KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "SYSTEMROOT")
+_KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 
 # Triton chooses among its copies of ptxas by architecture, and not by the same rule in every version: it is asked.
 _ASK = """

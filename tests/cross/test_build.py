@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -127,14 +128,24 @@ def test_a_damaged_cache_entry_is_compiled_again(cache, tmp_path):
 
 def test_an_interrupt_ends_the_build_and_leaves_nothing(tmp_path):
     process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(tmp_path / "cache"))
-    wait_for_staging(tmp_path, process)
-    time.sleep(1)
+    wait_until(process, lambda: list((tmp_path / "cache").glob("*/*")))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "interrupted" in err
     assert "Traceback" not in err
     assert {p.name for p in tmp_path.iterdir()} <= {"cache"}
+
+
+def test_a_build_killed_while_it_compiles_leaves_no_processes_and_no_scratch(tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(tmp_path / "cache"), TMPDIR=str(scratch))
+    wait_until(process, lambda: list(scratch.glob("ouro-build-*/*/talk")))
+    process.kill()
+    process.communicate()  # returns when the last process that holds its stderr has ended
+    assert not (tmp_path / "out.ouro").exists()
+    wait_until(None, lambda: not list(scratch.iterdir()))
 
 
 def test_killed_builds_leave_nothing_under_the_final_name(cache, tmp_path):
@@ -190,10 +201,10 @@ def cuobjdump(path: Path) -> str:
     return subprocess.run([tool, "--dump-resource-usage", path], capture_output=True, text=True, check=True).stdout
 
 
-def wait_for_staging(folder: Path, process: subprocess.Popen[str]) -> None:
-    """Until the build has begun to make its artifact."""
+def wait_until(process: subprocess.Popen[str] | None, reached: Callable[[], object]) -> None:
+    """Until `reached` says so; the build must go on meanwhile."""
     deadline = time.monotonic() + 60
-    while not list(folder.glob(".out.ouro.partial-*")):
-        assert process.poll() is None, process.communicate()
+    while not reached():
+        assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -90,12 +90,6 @@ def test_one_gpu_twice(invoke):
     assert "h200 is given twice" in err
 
 
-def test_an_output_of_another_name(tmp_path, capsys):
-    flags = [text for pair in GOOD.items() for text in pair]
-    assert exit_code(cli, [*flags, "-o", str(tmp_path / "out")]) == 2
-    assert "out.ouro" in capsys.readouterr().err
-
-
 def test_a_budget_too_small_says_for_what_by_how_much_and_which_flag(invoke, tmp_path):
     code, _, err = invoke(memory="500MiB")
     assert code == 1
