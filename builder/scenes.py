@@ -39,14 +39,21 @@ class Scene:
         self, model: ModelConfig, geometry: Geometry, key: ProgramKey, live: Sequence[bool], kv_blocks: int, seed: int = 0
     ) -> None:
         self._model, self._geometry, self._key = model, geometry, key
-        self._rng = np.random.default_rng([seed, key.bucket, sum(live)])
+        self._seed = [seed, key.bucket, sum(live)]
+        self._rng = np.random.default_rng(self._seed)
         self._rows = [i for i, alive in enumerate(live) if alive][: geometry.max_requests * geometry.max_context]
         self._bucket = len(live)
         self._slots = self._rng.permutation(geometry.slots)[: self._bucket]
         self._place_rows(kv_blocks)
 
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """State slots of the live rows."""
+        return self._slots[self._rows]
+
     def write(self, memory: Memory, buffers: Mapping[str, Buffer]) -> None:
-        """Poison every pool but the weights, then put the state there."""
+        """Poison every pool but the weights, then put the state there; the same bytes every time."""
+        self._rng = np.random.default_rng([*self._seed, 1])
         for pool in Pool:
             if pool is not Pool.WEIGHTS:
                 memory.fill(pool, POISON)
@@ -103,7 +110,7 @@ class Scene:
             state[slot, Row.LOOP] = self._loop[at]
             state[slot, Row.REQUEST] = self._request[at]
             state[slot, Row.TOKEN] = self._rng.integers(m.vocab_size)
-        alive = self._slots[self._rows]
+        alive = self.slots
         hidden = np.empty((g.slots, m.hidden_size), DTYPES[m.dtype].storage)
         hidden.view(np.uint8)[:] = POISON
         hidden[alive] = self._random(m.dtype, (len(alive), m.hidden_size))

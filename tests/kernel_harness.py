@@ -68,8 +68,8 @@ def run_reference(launch: Launch, tensors: Mapping[str, Tensor], values: Values 
 
 
 def check(launch: Launch, tensors: Mapping[str, Tensor], values: Values | None = None) -> dict[str, Tensor]:
-    """Run both on copies and compare: written buffers within the kernel's tolerance, elements that the reference did not
-    write bit for bit, the others untouched. Returns the source's buffers."""
+    """Run both on copies and compare: written buffers within the kernel's tolerance (poison where neither wrote), the others
+    bit for bit. Returns the source's buffers."""
     kernel = registry.kernel(launch.specialization.kernel)
     got = {name: t.clone() for name, t in tensors.items()}
     want = {name: t.clone() for name, t in tensors.items()}

@@ -1,0 +1,68 @@
+"""The states that plans are tried in: the same every time, and no program reads what they poison or touches other rows."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from ouro_build.artifacts.plan import Pool, ProgramKey
+from ouro_build.builder.scenes import Scene, blocks_needed, live_patterns
+from ouro_build.runtime.reference import ReferenceExecutor
+from tests.reference_worker import GOLDEN, ReferenceWorker, reference_worker
+
+POOLS = (Pool.KV, Pool.STATE, Pool.IO)
+
+
+@cache
+def worker() -> ReferenceWorker:
+    small = reference_worker(
+        str(GOLDEN / "gqa-fp32"), buckets=(1, 3, 8), prefill_buckets=(16,), max_context=64, max_requests=4, kv_blocks=64
+    )
+    assert blocks_needed(small.steps.geometry) <= small.kv_blocks
+    return small
+
+
+def executor() -> ReferenceExecutor:
+    found = worker().steps._dispatcher._executors[0]
+    assert isinstance(found, ReferenceExecutor)
+    return found
+
+
+def keys() -> list[ProgramKey]:
+    return [entry.key for entry in worker().preparation.targets[0].index.plans]
+
+
+def snapshot() -> dict[Pool, np.ndarray]:
+    memory = worker().memory
+    return {pool: memory.read(pool, 0, memory.size(pool)) for pool in POOLS}
+
+
+def run(key: ProgramKey, live: tuple[bool, ...]) -> tuple[Scene, dict[Pool, np.ndarray], dict[Pool, np.ndarray]]:
+    index = worker().preparation.targets[0].index
+    scene = Scene(worker().steps.model, worker().steps.geometry, key, live, worker().kv_blocks)
+    scene.write(worker().memory, {b.name: b for b in index.buffers})
+    before = snapshot()
+    executor().run(key)
+    return scene, before, snapshot()
+
+
+@pytest.mark.parametrize("key", keys(), ids=str)
+def test_runs_are_repeatable_and_leave_other_slots_alone(key: ProgramKey) -> None:
+    hidden = next(b for b in worker().preparation.targets[0].index.buffers if b.name == "hidden")
+    for live in live_patterns(key.bucket):
+        scene, before, after = run(key, live)
+        _, before_again, after_again = run(key, live)
+        assert all(np.array_equal(before[p], before_again[p]) and np.array_equal(after[p], after_again[p]) for p in POOLS)
+        changed = [p for p in POOLS if not np.array_equal(before[p], after[p])]
+        assert changed or key.program == "kv_copy", "the program did nothing"
+        rows = after[Pool.STATE][hidden.offset : hidden.offset + hidden.bytes].view(np.float32).reshape(hidden.sizes)
+        alive = set(scene.slots.tolist())
+        assert np.isfinite(rows[sorted(alive)]).all(), "a live row came to hold poison"
+        assert np.isnan(rows[[s for s in range(len(rows)) if s not in alive]]).all()
+
+
+def test_small_buckets_are_tried_in_every_arrangement() -> None:
+    assert len(live_patterns(3)) == 7
+    assert all(len(p) == 8 and any(p) for p in live_patterns(8))
