@@ -1,0 +1,1 @@
+"""A small looped language model: its text, tokenizer, architecture, training and evaluation."""
