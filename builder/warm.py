@@ -28,10 +28,11 @@ from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.reference import ReferenceExecutor
 from ouro_build.runtime.startup import StartupClock
 
-# A program is up to a hundred kernels deep in which bfloat16 rounds every intermediate: two right executions differ by a few
-# units in the last place of a row's largest values. float32 leaves only the order of sums.
+# A program is hundreds of kernels deep, and in bfloat16 each rounds its outputs to 8 bits: two right executions differ by the
+# random sum of those roundings, some units in a row's last place. float32 leaves only the order of sums.
 TOLERANCE = {"bfloat16": 0.04, "float32": 1e-4}
-"""Largest difference from the reference in a row of a written buffer, as a share of the row's largest value."""
+"""How far a written row may lie from the reference's, as a share of its length (see `_buffer_difference`)."""
+_SMALLEST = 1e-30
 _TIMED = 20
 _COMPARED = (Pool.KV, Pool.STATE, Pool.IO)
 Snapshot = dict[Pool, NDArray[np.uint8]]
@@ -147,7 +148,11 @@ def _rows(buffer: Buffer, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _buffer_difference(buffer: Buffer, before: NDArray[np.uint8], got: NDArray[np.uint8], wanted: NDArray[np.uint8]) -> float:
-    """Over the rows that either execution wrote: the largest |got - wanted| / max |wanted| of a row."""
+    """Over the rows that either execution wrote: the largest |got - wanted| / |wanted|, in Euclidean lengths.
+
+    A row much shorter than the buffer's others, such as a value vector that almost cancels out, carries the rounding of longer
+    vectors: its difference is taken as a share of the median length.
+    """
     written = ((got != before) | (wanted != before)).any(1)
     got, wanted = got[written], wanted[written]
     if not len(got) or np.array_equal(got, wanted):
@@ -155,10 +160,16 @@ def _buffer_difference(buffer: Buffer, before: NDArray[np.uint8], got: NDArray[n
     if buffer.dtype not in ("bfloat16", "float32"):
         return float("inf")
     a, b = _floats(buffer.dtype, got), _floats(buffer.dtype, wanted)
-    scale = np.nanmax(np.abs(b), axis=1, initial=0.0)
-    nowhere = np.isnan(a) != np.isnan(b)
-    off = np.nanmax(np.abs(a - b), axis=1, initial=0.0)
-    return float("inf") if nowhere.any() else float(np.max(off / np.maximum(scale, np.finfo(np.float32).tiny)))
+    if not np.array_equal(np.isnan(a), np.isnan(b)):
+        return float("inf")
+    lengths, off = _lengths(b), _lengths(a - b)
+    return float(np.max(off / np.maximum(lengths, max(float(np.median(lengths)), _SMALLEST))))
+
+
+def _lengths(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Euclidean length of every row; values that nobody wrote are still poison and count as none."""
+    length: NDArray[np.float64] = np.sqrt(np.nansum(np.square(rows, dtype=np.float64), axis=1))
+    return length
 
 
 def _floats(dtype: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -1,0 +1,185 @@
+"""`ouro-worker` and the Python API over a real artifact, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from safetensors.numpy import load_file
+
+from ouro_build.artifacts.console import exit_code
+from ouro_build.artifacts.errors import ArtifactError, FitError, RequestError, UsageError
+from ouro_build.artifacts.records import CoverageRecord, Reason, StartupRecord, decode_record
+from ouro_build.builder.build import build
+from ouro_build.builder.cache import ImageCache
+from ouro_build.builder.plan_target import prepare
+from ouro_build.builder.spec import BuildSpec, find_parts
+from ouro_build.runtime import paths
+from ouro_build.runtime.cli import cli
+from ouro_build.runtime.machine import probe
+from ouro_build.runtime.selftest import self_test
+from ouro_build.runtime.worker import load
+from tests.reference_worker import GOLDEN
+
+CASE = GOLDEN / "mha-fp32"
+pytestmark = pytest.mark.skipif(not probe().reason, reason="these are about a machine without a GPU")
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory, image_cache: ImageCache) -> Path:
+    return make(tmp_path_factory.mktemp("worker") / "golden.ouro", image_cache, embed_weights=True)
+
+
+def make(path: Path, cache: ImageCache, *, embed_weights: bool) -> Path:
+    spec = BuildSpec(str(CASE), find_parts(["sm_90"]), (1, 4), (16,), max_context=128, embed_weights=embed_weights)
+    return build(prepare(spec), path, cache=cache, workers=2).path
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> tuple[Path, list[dict[str, list[int]]]]:
+    golden = list(json.loads((CASE / "golden.json").read_text())["prompts"].values())
+    file = tmp_path / "prompts.json"
+    file.write_text(json.dumps([p["ids"] for p in golden]))
+    return file, golden
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=True)
+
+
+def test_run_prints_ids_reasons_depths_and_both_records(
+    artifact: Path, prompts: tuple[Path, list[dict[str, list[int]]]]
+) -> None:
+    file, golden = prompts
+    result = run("run", artifact, "--prompt-ids", file, "--max-tokens", 24, "--ignore-eos", "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert set(said) == {"outputs", "executor", "coverage", "startup"}
+    assert said["executor"] == "reference"
+    for output, prompt in zip(said["outputs"], golden, strict=True):
+        assert output == {"ids": prompt["greedy"], "text": None, "finish_reason": "length", "depths": [4] * 24}
+    assert {f["reason"] for f in said["coverage"]["fallbacks"]} == {"no_device"}
+
+
+def test_run_writes_logits_and_records(
+    artifact: Path, prompts: tuple[Path, list[dict[str, list[int]]]], tmp_path: Path
+) -> None:
+    file, golden = prompts
+    feed, logits, coverage, startup = (tmp_path / name for name in ("feed.json", "l.safetensors", "c.json", "s.json"))
+    feed.write_text(json.dumps([p["greedy"] for p in golden]))
+    result = run(
+        "run", artifact, "--prompt-ids", file, "--feed-ids", feed, "--max-tokens", 24, "--ignore-eos",
+        "--logits", logits, "--coverage-out", coverage, "--startup-out", startup,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    want, got = load_file(CASE / "sparse.safetensors"), load_file(logits)
+    assert sorted(got) == [str(i) for i in range(len(golden))]
+    for name, rows in got.items():
+        assert rows.dtype == np.float32
+        assert abs(rows - want[f"{name}.r1.0.logits"]).max() < 1e-4
+    assert decode_record(coverage.read_bytes(), CoverageRecord, "c").fallbacks
+    record = decode_record(startup.read_bytes(), StartupRecord, "s")
+    top = [p for p in record.phases if not p.parent]
+    assert {p.name for p in top} == {"interpreter and imports", "load", "first token"}
+    assert sum(p.seconds for p in top) <= record.wall_s + 1e-3
+    assert sum(p.seconds for p in top) > 0.9 * record.wall_s
+    assert {p.name for p in record.phases if p.parent == "load"} >= {"open and verify", "device", "weights", "executors"}
+
+
+def test_a_stop_token_is_in_ids(artifact: Path, prompts: tuple[Path, list[dict[str, list[int]]]]) -> None:
+    golden = prompts[1][0]
+    with load(artifact) as worker:
+        (stop,) = worker.artifact.manifest.stop_ids
+        (output,) = worker.generate([golden["ids"]], 24, feed=[golden["greedy"]])
+    made = golden["greedy"]
+    assert output.ids == (made[: made.index(stop) + 1] if stop in made else made)
+
+
+def test_selftest_passes_and_sees_a_wrong_oracle(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = json.loads(run("selftest", artifact, "--json").stdout)
+    assert (said["passed"], said["wrong"], said["executor"]) == (True, [], "reference")
+    assert said["clear"] > 0
+    with load(artifact) as worker:
+        oracle = worker.artifact.oracle()
+        worker.generate = lambda *_, **__: [type("Output", (), {"ids": [i ^ 1 for i in oracle.greedy_ids]})]  # type: ignore[method-assign]
+        seen = self_test(worker)
+    assert not seen.passed
+    assert len(seen.wrong) == seen.clear
+
+
+def test_weights_by_reference_are_taken_from_the_checkpoint(tmp_path: Path, image_cache: ImageCache) -> None:
+    bare = make(tmp_path / "bare.ouro", image_cache, embed_weights=False)
+    golden = json.loads((CASE / "golden.json").read_text())["prompts"]["0"]
+    with load(bare, weights=str(CASE)) as worker:
+        assert worker.generate([golden["ids"]], 8, ignore_eos=True)[0].ids == golden["greedy"][:8]
+    with pytest.raises(UsageError, match="digests of its weights"):
+        load(bare)
+    assert exit_code(cli, ["run", str(bare), "--prompt", "x", "--max-tokens", "1"]) == 2
+    assert exit_code(cli, ["run", str(bare), "--prompt", "x", "--max-tokens", "1", "--weights", str(GOLDEN / "gqa-fp32")]) == 1
+
+
+@pytest.mark.parametrize("executor", ["graph", "launch"])
+def test_a_forced_device_path_is_refused_with_exit_3(artifact: Path, executor: str) -> None:
+    with pytest.raises(FitError, match="no target of this artifact fits this machine"):
+        load(artifact, executor=executor)  # type: ignore[arg-type]
+    assert exit_code(cli, ["run", str(artifact), "--prompt", "x", "--max-tokens", "1", "--executor", executor]) == 3
+
+
+def test_without_torch_only_a_device_would_do(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "find_spec", lambda name: None)
+    with pytest.raises(FitError, match=r"no_device.*torch"):
+        load(artifact)
+    assert exit_code(cli, ["run", str(artifact), "--prompt", "x", "--max-tokens", "1"]) == 3
+
+
+def test_requests_that_cannot_be_served_leave_the_worker_usable(artifact: Path) -> None:
+    with load(artifact, max_requests=2) as worker:
+        with pytest.raises(RequestError, match="no tokenizer"):
+            worker.generate(["text"], 1)
+        with pytest.raises(RequestError, match="exceed the artifact's context of 128"):
+            worker.generate([[1] * 120], 9)
+        before = worker.coverage()
+        assert worker.generate([[1], [2], [3]], 2, ignore_eos=True)[2].finish_reason == "length"
+        assert before == CoverageRecord(keys=(), fallbacks=())
+        assert {f.reason for f in worker.coverage().fallbacks} == {Reason.NO_DEVICE}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--max-tokens", "1"], 2),
+        (["--max-tokens", "0", "--prompt", "x"], 2),
+        (["--max-tokens", "1", "--prompt-ids", "nowhere.json"], 2),
+        (["--max-tokens", "1", "--prompt", "x", "--memory", "many"], 2),
+        (["--max-tokens", "1", "--prompt", "x", "--max-requests", "9"], 2),
+        (["--max-tokens", "1", "--prompt", "x", "--memory", "1KiB"], 3),
+        (["--max-tokens", "1", "--prompt", "x"], 1),
+    ],
+)
+def test_bad_values_have_their_exit_codes(artifact: Path, arguments: list[str], code: int) -> None:
+    assert exit_code(cli, ["run", str(artifact), *arguments]) == code
+
+
+def test_id_files_that_are_not_lists_of_lists_are_refused(artifact: Path, tmp_path: Path) -> None:
+    for at, text in enumerate(("[1, 2]", "{}", '[["a"]]', "[[1]")):
+        file = tmp_path / f"{at}.json"
+        file.write_text(text)
+        assert exit_code(cli, ["run", str(artifact), "--prompt-ids", str(file), "--max-tokens", "1"]) == 2
+
+
+def test_damage_is_refused_with_exit_4(artifact: Path, tmp_path: Path) -> None:
+    for name in ("weights.safetensors", "plans/h200.bin", "manifest.json"):
+        broken = tmp_path / name.replace("/", "-") / "a.ouro"
+        shutil.copytree(artifact, broken)
+        file = broken / name
+        file.chmod(0o644)
+        raw = bytearray(file.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        file.write_bytes(raw)
+        with pytest.raises(ArtifactError):
+            load(broken)
+        assert exit_code(cli, ["run", str(broken), "--prompt", "x", "--max-tokens", "1"]) == 4
