@@ -1,0 +1,136 @@
+"""Triton source of `attention_decode`: one program a (row, kv head, split of the context)."""
+
+import triton
+import triton.language as tl
+
+from ouro_build.kernels.paged_kv.source import head_offset, key_offsets
+
+# Below every score, yet finite: differences of maxima stay numbers where a lane has met no key.
+FLOOR = tl.constexpr(-3.0e38)
+
+
+@triton.jit
+def single_head(
+    q, keys, table, first, end, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """One query head: products and sums, memory-bound.
+
+    Every lane of the tile keeps its own maximum, sum and accumulator, so nothing is exchanged between warps before the end.
+    The next tile's keys and values are under way while this one is used, and the block ids of the one after it.
+    """
+    VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    lane = first + tl.arange(0, TILE)
+    d = tl.arange(0, HEAD_DIM)
+    query = tl.load(q + d).to(tl.float32) * scale
+    block = tl.load(table + lane // BLOCK_SIZE, mask=lane < end, other=0)
+    at = keys + key_offsets(block, lane, KV_HEADS, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
+    k = tl.load(at, mask=(lane < end)[:, None], other=0.0)
+    v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0)
+    block = tl.load(table + (lane + TILE) // BLOCK_SIZE, mask=lane + TILE < end, other=0)
+    top = tl.full((TILE,), FLOOR, tl.float32)
+    total = tl.zeros((TILE,), tl.float32)
+    acc = tl.zeros((TILE, HEAD_DIM), tl.float32)
+    for _ in range(first, end, TILE):
+        after = lane + TILE
+        at = keys + key_offsets(block, after, KV_HEADS, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
+        next_k = tl.load(at, mask=(after < end)[:, None], other=0.0)
+        next_v = tl.load(at + VALUES, mask=(after < end)[:, None], other=0.0)
+        block = tl.load(table + (after + TILE) // BLOCK_SIZE, mask=after + TILE < end, other=0)
+        score = tl.where(lane < end, tl.sum(k.to(tl.float32) * query[None, :], 1), float("-inf"))
+        new_top = tl.maximum(top, score)
+        weight = tl.exp(score - new_top)
+        keep = tl.exp(top - new_top)
+        total = total * keep + weight
+        acc = acc * keep[:, None] + weight[:, None] * v.to(tl.float32)
+        top, k, v, lane = new_top, next_k, next_v, after
+    maximum = tl.max(top, 0)
+    share = tl.exp(top - maximum)
+    return tl.sum(acc * share[:, None], 0), maximum, tl.sum(total * share, 0)
+
+
+@triton.jit
+def weigh(weight, v, acc):
+    """`weight @ v` added to `acc`. Half-width values meet the weights as two terms, which together keep 16 bits or more."""
+    if v.dtype == tl.float32:
+        acc = tl.dot(weight, v, acc, input_precision="ieee")
+    else:
+        high = weight.to(v.dtype)
+        low = (weight - high.to(tl.float32)).to(v.dtype)
+        acc = tl.dot(low, v, tl.dot(high, v, acc))
+    return acc
+
+
+@triton.jit
+def grouped_heads(
+    q, keys, table, first, end, scale, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The query heads of one kv head together, padded to a dot's 16 rows: keys and values are read once for all."""
+    VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    d = tl.arange(0, HEAD_DIM)
+    head = tl.arange(0, GROUP_TILE)
+    query = tl.load(q + head[:, None] * HEAD_DIM + d[None, :], mask=(head < GROUP)[:, None], other=0.0)
+    top = tl.full((GROUP_TILE,), FLOOR, tl.float32)
+    total = tl.zeros((GROUP_TILE,), tl.float32)
+    acc = tl.zeros((GROUP_TILE, HEAD_DIM), tl.float32)
+    for start in range(first, end, TILE):
+        lane = start + tl.arange(0, TILE)
+        inside = lane < end
+        block = tl.load(table + lane // BLOCK_SIZE, mask=inside, other=0)
+        at = keys + key_offsets(block, lane, KV_HEADS, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
+        k = tl.load(at, mask=inside[:, None], other=0.0)
+        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        score = tl.where(inside[None, :], score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, 1))
+        weight = tl.exp(score - new_top[:, None])
+        keep = tl.exp(top - new_top)
+        total = total * keep + tl.sum(weight, 1)
+        v = tl.load(at + VALUES, mask=inside[:, None], other=0.0)
+        acc = weigh(weight, v, acc * keep[:, None])
+        top = new_top
+    return acc, top, total
+
+
+@triton.jit
+def attention_decode(
+    rows, q, block_tables, kv, partial, sums, plane_stride, layer, scale, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    slot = tl.load(rows + row * 8)
+    if slot >= 0:
+        position = tl.load(rows + row * 8 + 1)
+        loop = tl.load(rows + row * 8 + 2)
+        request = tl.load(rows + row * 8 + 3)
+        span = tl.cdiv(position // TILE + 1, SPLITS) * TILE
+        first = split * span
+        end = tl.minimum(first + span, position + 1)
+
+        head = (row.to(tl.int64) * KV_HEADS + kv_head) * GROUP + tl.arange(0, GROUP_TILE)
+        real = tl.arange(0, GROUP_TILE) < GROUP
+        d = tl.arange(0, HEAD_DIM)
+        sums_at = sums + (head * SPLITS + split) * 2
+        if first < end:
+            queries = q + (row.to(tl.int64) * KV_HEADS + kv_head) * (GROUP * HEAD_DIM)
+            table = block_tables + request.to(tl.int64) * TABLE_WIDTH
+            keys = kv + head_offset(plane_stride, loop, layer, kv_head, LAYERS, BLOCK_SIZE, HEAD_DIM)
+            if GROUP == 1:
+                acc, top, total = single_head(
+                    queries, keys, table, first, end, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE
+                )  # fmt: skip
+                acc = acc[None, :]
+            else:
+                acc, top, total = grouped_heads(
+                    queries, keys, table, first, end, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, BLOCK_SIZE, TILE
+                )  # fmt: skip
+            to = partial + (head * SPLITS + split)[:, None] * HEAD_DIM + d[None, :]
+            tl.store(to, acc, mask=real[:, None])
+            tl.store(sums_at, top, mask=real)
+            tl.store(sums_at + 1, total, mask=real)
+        else:
+            tl.store(sums_at, float("-inf"), mask=real)
+            tl.store(sums_at + 1, 0.0, mask=real)

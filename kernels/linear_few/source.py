@@ -1,0 +1,119 @@
+"""Triton source of `linear_few`. Both forms read every weight once, in 16-byte loads that are under way before their use."""
+
+# ruff: noqa: RUF005 - Triton has no unpacking in a tuple
+# mypy: disable-error-code="assignment,var-annotated"
+# (tuples of loads grow while loops are unrolled)
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_ahead(at, k, STEP: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr, K: tl.constexpr):
+    """Weights of one step. They are not read again: evicting them first leaves the cache to the activations."""
+    if EVEN:
+        loaded = tl.load(at + STEP * SPAN, eviction_policy="evict_first")
+    else:
+        loaded = tl.load(at + STEP * SPAN, mask=k + STEP * SPAN < K, other=0.0, eviction_policy="evict_first")
+    return loaded
+
+
+@triton.jit
+def products(
+    rows, x, weight, out, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Multiply-adds over tiles [row, n, k]; what a thread loads at once it also sums at once."""
+    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    EVEN: tl.constexpr = K % BLOCK_K == 0
+    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    n = tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)[None, None, :]
+    # Rows of weights past the end repeat the last: the loads need no mask, the store has one.
+    w_at = weight + tl.minimum(first + n, N - 1)[None, :, None] * K + k
+    ahead = ()
+    for step in tl.static_range(AHEAD):
+        ahead = ahead + (load_ahead(w_at, k, step, BLOCK_K, EVEN, K),)
+    row = tl.arange(0, ROW_TILE)
+    slot = tl.load(rows + row * 8, mask=row < ROWS, other=-1)
+    live = (slot >= 0)[:, None, None]
+    x_at = x + (slot if GATHER else row).to(tl.int64)[:, None, None] * K + k
+    acc = tl.zeros((ROW_TILE, BLOCK_N, BLOCK_K // VECTOR), tl.float32)
+    for step in tl.static_range(STEPS):
+        if step + AHEAD < STEPS:
+            ahead = ahead + (load_ahead(w_at, k, step + AHEAD, BLOCK_K, EVEN, K),)
+        inside = live if EVEN else live & (k + step * BLOCK_K < K)
+        a = tl.load(x_at + step * BLOCK_K, mask=inside, other=0.0)
+        product = ahead[step].to(tl.float32) * a.to(tl.float32)
+        acc += tl.sum(product.reshape(ROW_TILE, BLOCK_N, BLOCK_K // VECTOR, VECTOR), 3)
+    total = tl.sum(acc, 2)
+    to = out + row.to(tl.int64)[:, None] * N + (first + n)[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), mask=(slot >= 0)[:, None] & (first + n < N)[None, :])
+
+
+@triton.jit
+def fragments(
+    rows, x, weight, out, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr, X_AHEAD: tl.constexpr,
+    K_WARPS: tl.constexpr,
+):  # fmt: skip
+    """Tensor cores, with no shared memory before them.
+
+    In a group of 32 along K, a thread's 16 bytes hold k = 8c .. 8c+7 of one weight row. Read as (t, kh, e), k = 8c + 4t + 2kh +
+    e, they are the elements that mma.m16n8k16 wants of this thread if its k index is (kh, c, e) in step t: the order along K
+    is free, as long as activations are permuted alike, and then a load is a fragment. Each warp takes a part of K (the batch
+    of the dot); the parts are summed once, at the end, in a fixed order.
+    """
+    GROUPS: tl.constexpr = BLOCK_K // 32
+    STEPS: tl.constexpr = (K + K_WARPS * BLOCK_K - 1) // (K_WARPS * BLOCK_K)
+    EVEN: tl.constexpr = K % (K_WARPS * BLOCK_K) == 0
+    MT: tl.constexpr = ROW_TILE // 8
+    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    warp = tl.arange(0, K_WARPS) * (STEPS * BLOCK_K)
+    group = tl.arange(0, GROUPS) * 32
+    j = tl.arange(0, 32)
+    # [upper half of 16 rows, group, warp, row of 8, k]
+    half = tl.arange(0, 2) * 8
+    n = first + half[:, None, None, None, None] + tl.arange(0, 8)[None, None, None, :, None]
+    w_k = warp[None, None, :, None, None] + group[None, :, None, None, None] + j[None, None, None, None, :]
+    w_at = weight + tl.minimum(n, N - 1) * K + w_k
+    ahead = ()
+    for step in tl.static_range(AHEAD):
+        ahead = ahead + (load_ahead(w_at, w_k, step, BLOCK_K, EVEN, K),)
+    # [group, eight rows, warp, row of 8, k]
+    row = (tl.arange(0, MT) * 8)[:, None] + tl.arange(0, 8)[None, :]
+    slot = tl.load(rows + row * 8, mask=row < ROWS, other=-1)
+    live = (slot >= 0)[None, :, None, :, None]
+    x_k = warp[None, None, :, None, None] + group[:, None, None, None, None] + j[None, None, None, None, :]
+    x_at = x + (slot if GATHER else row).to(tl.int64)[None, :, None, :, None] * K + x_k
+    xs = ()
+    for step in tl.static_range(X_AHEAD):
+        xs = xs + (tl.load(x_at + step * BLOCK_K, mask=live if EVEN else live & (x_k + step * BLOCK_K < K), other=0.0),)
+    acc = tl.zeros((K_WARPS, BLOCK_N, ROW_TILE), tl.float32)
+    for step in tl.static_range(STEPS):
+        if step + AHEAD < STEPS:
+            ahead = ahead + (load_ahead(w_at, w_k, step + AHEAD, BLOCK_K, EVEN, K),)
+        if step + X_AHEAD < STEPS:
+            inside = live if EVEN else live & (x_k + (step + X_AHEAD) * BLOCK_K < K)
+            xs = xs + (tl.load(x_at + (step + X_AHEAD) * BLOCK_K, mask=inside, other=0.0),)
+        a = ahead[step].reshape(2, GROUPS, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 3, 1, 5, 6, 4, 7)
+        b = xs[step].reshape(GROUPS, MT, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 5, 6, 4, 7, 1, 3)
+        acc = tl.dot(a.reshape(K_WARPS, BLOCK_N, BLOCK_K), b.reshape(K_WARPS, BLOCK_K, ROW_TILE), acc)
+    total = tl.sum(acc, 0)
+    row = tl.arange(0, ROW_TILE)
+    live = tl.load(rows + row * 8, mask=row < ROWS, other=-1) >= 0
+    n = first + tl.arange(0, BLOCK_N)
+    to = out + row.to(tl.int64)[None, :] * N + n[:, None]
+    tl.store(to, total.to(out.dtype.element_ty), mask=live[None, :] & (n < N)[:, None])
+
+
+@triton.jit
+def linear_few(
+    rows, x, weight, out, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr,
+    X_AHEAD: tl.constexpr, K_WARPS: tl.constexpr,
+):  # fmt: skip
+    if K_WARPS == 0:
+        products(rows, x, weight, out, ROWS, N, K, GATHER, BLOCK_N, BLOCK_K, VECTOR, ROW_TILE, AHEAD)
+    else:
+        fragments(rows, x, weight, out, ROWS, N, K, GATHER, BLOCK_N, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS)

@@ -1,0 +1,112 @@
+"""The matrix and attention kernels compile for GPUs that are not there, within each one's limits and without spills."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from ouro_build.artifacts.parts import Part, find_part
+from ouro_build.artifacts.plan import Launch, LoadTimeValue, Specialization
+from ouro_build.builder.cache import ImageCache
+from ouro_build.builder.compile import compile_images, jobs
+from ouro_build.builder.limits import check_limits
+from ouro_build.builder.toolchain import find_toolchain
+from ouro_build.kernels.attention_decode import attention_decode, context_splits
+from ouro_build.kernels.attention_merge import attention_merge
+from ouro_build.kernels.attention_prefill import attention_prefill
+from ouro_build.kernels.linear import linear
+from tests.kernel_harness import buffer
+
+# Ouro-1.4B: (N, K) of its projections, the LM head last
+PROJECTIONS = ((6144, 2048), (2048, 2048), (11264, 2048), (2048, 5632), (49152, 2048))
+HIDDEN, HEAD_DIM, PLANES, LAYERS, CONTEXT, BLOCK_SIZE = 2048, 128, 96, 24, 4096, 16
+# Buckets of each kind; every one of them with all projections would compile the same code many times over.
+FAST = (("sm_90", "bfloat16", (1, 16, 512)), ("sm_120", "bfloat16", (8, 512)), ("sm_80", "bfloat16", (16, 64)),
+        ("sm_120", "float32", (1, 64)))  # fmt: skip
+FULL = tuple(
+    (arch, dtype, (1, 8, 16, 64, 512)) for arch in ("sm_80", "sm_90", "sm_120") for dtype in ("bfloat16", "float32")
+)  # fmt: skip
+EVERY = os.environ.get("OURO_TEST_EVERY_IMAGE") == "1"
+
+
+def linears(part: Part, dtype: str, bucket: int) -> Iterator[Launch]:
+    """One projection a bucket in the fast run, all of them in the full one."""
+    chosen = PROJECTIONS if EVERY else (PROJECTIONS[bucket % len(PROJECTIONS)],)
+    for size, width in chosen:
+        head = size == PROJECTIONS[-1][0]
+        yield linear(
+            part,
+            rows=buffer("rows", "int32", bucket, 8),
+            x=buffer("x", dtype, bucket, width),
+            weight=buffer("weight", dtype, size, width),
+            out=buffer("out", "float32" if head else dtype, bucket, size),
+            gather=head,
+        )
+
+
+def attentions(part: Part, dtype: str, bucket: int, heads: int, kv_heads: int) -> Iterator[Launch]:
+    """Decode and its merge for few rows, prefill for many."""
+    rows = buffer("rows", "int32", bucket, 8)
+    q = buffer("q", dtype, bucket, heads, HEAD_DIM)
+    tables = buffer("block_tables", "int32", 8, CONTEXT // BLOCK_SIZE)
+    kv = buffer("kv", dtype, PLANES, LoadTimeValue.KV_BLOCKS, 2, kv_heads, BLOCK_SIZE, HEAD_DIM)
+    out = buffer("out", dtype, bucket, heads * HEAD_DIM)
+    splits = context_splits(part, bucket, kv_heads, CONTEXT)
+    partial = buffer("partial", "float32", bucket, heads, splits, HEAD_DIM)
+    sums = buffer("sums", "float32", bucket, heads, splits, 2)
+    if EVERY or bucket <= 64:
+        yield attention_decode(
+            part, rows=rows, q=q, block_tables=tables, kv=kv, partial=partial, sums=sums, layer=3, layers=LAYERS
+        )
+        yield attention_merge(part, rows=rows, partial=partial, sums=sums, out=out)
+    if bucket >= 16:
+        yield attention_prefill(part, rows=rows, q=q, block_tables=tables, kv=kv, out=out, layer=3, layers=LAYERS)
+
+
+def specializations(part: Part, dtype: str, buckets: tuple[int, ...]) -> tuple[Specialization, ...]:
+    """Every distinct image of the part."""
+    launches = [
+        launch
+        for bucket in buckets
+        for source in (
+            linears(part, dtype, bucket),
+            attentions(part, dtype, bucket, 16, 16),
+            attentions(part, dtype, bucket, 16, 4) if EVERY or bucket == buckets[0] else (),
+        )
+        for launch in source
+    ]
+    return tuple(dict.fromkeys(launch.specialization for launch in launches))
+
+
+@pytest.mark.parametrize(("arch", "dtype", "buckets"), FULL if EVERY else FAST)
+def test_images_fit(arch: str, dtype: str, buckets: tuple[int, ...], tmp_path) -> None:
+    part = find_part(arch)
+    wanted = specializations(part, dtype, buckets)
+    made = jobs(wanted, part.arch, find_toolchain([part]))
+    images = compile_images(made, ImageCache(tmp_path), workers=2).images
+    for job in made:
+        image = images[job.key]
+        print(f"{job}: {image.registers} registers, {image.spills} B spilled, {image.shared} B shared")
+        check_limits(part, job.specialization, image)
+        assert image.spills == 0, f"{job} spills {image.spills} bytes"
+
+
+def test_a_layer_is_an_argument_not_an_image() -> None:
+    part = find_part("h200")
+    first, other = (
+        attention_decode(
+            part,
+            rows=buffer("rows", "int32", 1, 8),
+            q=buffer("q", "bfloat16", 1, 16, HEAD_DIM),
+            block_tables=buffer("block_tables", "int32", 1, 4),
+            kv=buffer("kv", "bfloat16", PLANES, LoadTimeValue.KV_BLOCKS, 2, 16, BLOCK_SIZE, HEAD_DIM),
+            partial=buffer("partial", "float32", 1, 16, 4, HEAD_DIM),
+            sums=buffer("sums", "float32", 1, 16, 4, 2),
+            layer=layer,
+            layers=LAYERS,
+        )
+        for layer in (0, 7)
+    )
+    assert first.specialization == other.specialization

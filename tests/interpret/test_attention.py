@@ -1,0 +1,95 @@
+"""The three attention kernels against their references, and decode and prefill against each other."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ouro_build.artifacts.parts import PARTS, find_part
+from ouro_build.kernels.attention_decode import context_splits
+from tests.kernel_cases.attention import (
+    DECODE_ROWS,
+    PREFILL_ROWS,
+    SHAPES,
+    decode_case,
+    merge_case,
+    merged,
+    prefill_case,
+)
+from tests.kernel_harness import run_reference, run_source
+
+DTYPES = ["float32", "float16"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decode_matches_the_reference(shape: tuple[int, int, int], dtype: str) -> None:
+    decode_case(dtype, shape=shape).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prefill_matches_the_reference(shape: tuple[int, int, int], dtype: str) -> None:
+    prefill_case(dtype, shape=shape).check()
+
+
+@pytest.mark.parametrize("block_size", [1, 12, 48, 128])
+@pytest.mark.parametrize("shape", [(2, 2, 16), (4, 2, 16)])
+def test_any_block_size(shape: tuple[int, int, int], block_size: int) -> None:
+    decode_case("float32", shape=shape, block_size=block_size).check()
+    prefill_case("float32", shape=shape, block_size=block_size).check()
+
+
+@pytest.mark.parametrize("splits", [1, 2, 7])
+def test_any_number_of_splits(splits: int) -> None:
+    decode_case("float16", shape=(2, 2, 32), splits=splits).check()
+    decode_case("float16", shape=(6, 2, 32), splits=splits).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("splits", "head_dim"), [(1, 16), (5, 32), (33, 128)])
+def test_merge_matches_the_reference(splits: int, head_dim: int, dtype: str) -> None:
+    merge_case(dtype, heads=2, splits=splits, head_dim=head_dim).check()
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 16), (6, 2, 32)])
+def test_decode_and_merge_give_what_prefill_gives(shape: tuple[int, int, int]) -> None:
+    decode = decode_case("float32", shape=shape)
+    run_source(decode.launch, decode.tensors, decode.values)
+    merge = merged(decode)
+    run_source(merge.launch, merge.tensors)
+    prefill = prefill_case("float32", shape=shape, rows=DECODE_ROWS)
+    run_reference(prefill.launch, prefill.tensors, prefill.values)
+    torch.testing.assert_close(merge.tensors["out"], prefill.tensors["out"], atol=2e-5, rtol=2e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 16), (4, 2, 16)])
+@pytest.mark.parametrize(("make", "rows"), [(decode_case, DECODE_ROWS), (prefill_case, PREFILL_ROWS)])
+def test_a_row_does_not_depend_on_its_neighbours(make, rows, shape: tuple[int, int, int]) -> None:
+    """Bit for bit, though a neighbour's keys are NaN: request 1 is attended alone, then beside damaged others."""
+    together, alone = make("float16", shape=shape), make("float16", shape=shape)
+    for i, row in enumerate(rows):
+        if row is None or row[0] != 1:
+            alone.tensors["rows"][i] = -1
+    others = together.tensors["block_tables"][[0, 2]]
+    together.tensors["kv"][:, others[others >= 0].long()] = float("nan")
+    mine = [i for i, row in enumerate(rows) if row is not None and row[0] == 1]
+    for c in (together, alone):
+        run_source(c.launch, c.tensors, c.values)
+    for name in ("partial", "sums", "out"):
+        if name in together.tensors:
+            got, want = together.tensors[name][mine].contiguous(), alone.tensors[name][mine].contiguous()
+            assert got.view(torch.uint8).equal(want.view(torch.uint8))
+
+
+@given(st.integers(1, 512), st.integers(1, 64), st.integers(1, 1 << 17), st.sampled_from(PARTS))
+@settings(max_examples=200, deadline=None)
+def test_splits_are_bounded(bucket: int, kv_heads: int, max_context: int, part) -> None:
+    splits = context_splits(part, bucket, kv_heads, max_context)
+    assert 1 <= splits <= min(128, -(-max_context // 64))
+
+
+def test_a_lone_row_fills_the_device() -> None:
+    h200 = find_part("h200")
+    assert 16 * context_splits(h200, 1, 16, 4096) >= 2 * h200.sm_count
+    assert context_splits(h200, 64, 16, 4096) == 1
