@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ouro_build.artifacts.parts import Part
 
-_READ_SHARED = (90, 100, 103)
 
+def leaves_registers(part: Part) -> bool:
+    """Whether the widest tiles leave a thread registers enough.
 
-def reads_shared_memory(part: Part) -> bool:
-    """Whether matrix instructions take operands from shared memory (9.0, 10.x); elsewhere they pass through registers,
-    which then bound the tile."""
-    return part.capability in _READ_SHARED
+    9.0's matrix instructions read operands from shared memory. Elsewhere operands (8.x, 12.x) or, on their way out of tensor
+    memory, accumulators (10.x) take so many registers that the widest tiles spill.
+    """
+    return part.capability == 90

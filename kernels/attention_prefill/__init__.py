@@ -6,7 +6,7 @@ from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue, Options
 from ouro_build.kernels.paged_kv import page_shape
 from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div, next_power_of_2
-from ouro_build.kernels.tensor_cores import reads_shared_memory
+from ouro_build.kernels.tensor_cores import leaves_registers
 
 KERNEL = Kernel(
     name="attention_prefill",
@@ -34,8 +34,8 @@ def attention_prefill(
     kv_heads, block_size, _ = page_shape(kv)
     # float32 is computed without tensor cores, from operands of twice the size: smaller tiles.
     full = kv.dtype == "float32"
-    # Where the tensor cores' operands lie in registers, 64 keys of a wide head are too many.
-    narrow = full or (head_dim >= 128 and not reads_shared_memory(part))
+    # 64 keys of a wide head take too many registers on most parts.
+    narrow = full or (head_dim >= 128 and not leaves_registers(part))
     block_m = max(16, min(32 if full else 64, next_power_of_2(bucket)))
     return KERNEL.launch(
         grid=(ceil_div(bucket, block_m), heads, 1),

@@ -8,7 +8,7 @@ from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.parts import KIB, Part
 from ouro_build.artifacts.plan import Buffer, Launch, Options
 from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div
-from ouro_build.kernels.tensor_cores import reads_shared_memory
+from ouro_build.kernels.tensor_cores import leaves_registers
 
 KERNEL = Kernel(
     name="linear_many",
@@ -71,7 +71,7 @@ def linear_many(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buf
 def _configuration(part: Part, bucket: int, size: int, dtype: str) -> tuple[Tile, int]:
     """The tile with the least estimated time, with as many stages as fit in shared memory."""
     tiles = _FLOAT32_TILES if dtype == "float32" else _TENSOR_CORE_TILES
-    if dtype != "float32" and reads_shared_memory(part):
+    if dtype != "float32" and leaves_registers(part):
         tiles = (_WIDEST, *tiles)
     fitting = [t for t in tiles if t.m <= max(bucket, tiles[-1].m) and _stages(part, t, dtype) >= _MIN_STAGES]
     tile = min(fitting, key=lambda t: _cost(part, t, bucket, size))
