@@ -68,14 +68,15 @@ def _reference(manifest: Manifest, machine: Machine, verdict: Fit, reason: Reaso
             hint=f"{verdict.error()}\nOr install torch: pip install 'ouro-build[reference]'",
         )
     target = manifest.targets[0] if verdict.target is None else manifest.target(verdict.target) or manifest.targets[0]
-    on_device = not machine.reason and _torch_has_cuda()
+    on_device = not machine.reason and torch_has_cuda()
     return WorkerPath(target, on_device, "reference", reason, _blocks(manifest, target, memory), ())
 
 
-def _torch_has_cuda() -> bool:
-    import torch
+def torch_has_cuda() -> bool:
+    """Whether the torch that is installed can use this machine's GPU."""
+    from ouro_build.runtime.reference import require_torch
 
-    return torch.cuda.is_available()
+    return bool(require_torch().cuda.is_available())
 
 
 def _blocks(manifest: Manifest, target: TargetRecord, memory: int | None) -> int:
