@@ -13,5 +13,10 @@ def project(rows: Tensor, x: Tensor, weight: Tensor, out: Tensor, gather: bool) 
     """`out[i] = weight @ x[i]` for active rows, `x[slot]` with `gather`; float32 products and sums, cast to out's type."""
     live, slots = active(rows)
     inputs = x[slots if gather else live].float()
-    parts = [inputs @ piece.float().T for piece in torch.split(weight, _CHUNK)]
-    out[live] = torch.cat(parts, 1).to(out.dtype)
+    size, width = weight.shape
+    result = torch.empty((len(inputs), size), dtype=torch.float32, device=x.device)
+    wide = torch.empty((min(_CHUNK, size), width), dtype=torch.float32, device=x.device)
+    for first in range(0, size, _CHUNK):
+        piece = weight[first : first + _CHUNK]
+        result[:, first : first + _CHUNK] = inputs @ wide[: len(piece)].copy_(piece).T
+    out[live] = result.to(out.dtype)
