@@ -12,13 +12,39 @@ _BLOCKS = {
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 _SKIPPED = {"script", "style", "nav", "header", "footer", "head", "svg", "form", "button", "select", "noscript", "template"}
 _VOID = {"br", "hr", "img", "input", "link", "meta", "col", "area", "base", "wbr", "source"}
-_NAVIGATION = set(
-    """
-    sphinxsidebar related headerlink navheader navfooter footer toc toctree-wrapper contents head foot nosearch mark
-    anchor docnav api_stability_key top seealso-list language toplang bottomlang viewcode-link sidebar breadcrumbs
-    linenos revnumber column2 gtoc path page-header menu
-    """.split()
-)
+_NAVIGATION = {
+    "sphinxsidebar",
+    "related",
+    "headerlink",
+    "navheader",
+    "navfooter",
+    "footer",
+    "toc",
+    "toctree-wrapper",
+    "contents",
+    "head",
+    "foot",
+    "nosearch",
+    "mark",
+    "anchor",
+    "docnav",
+    "api_stability_key",
+    "top",
+    "seealso-list",
+    "language",
+    "toplang",
+    "bottomlang",
+    "viewcode-link",
+    "sidebar",
+    "breadcrumbs",
+    "linenos",
+    "revnumber",
+    "column2",
+    "gtoc",
+    "path",
+    "page-header",
+    "menu",
+}
 
 
 def html_text(html: str) -> str:

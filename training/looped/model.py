@@ -104,6 +104,8 @@ class Layer(nn.Module):
         return out
 
 
+GATE = -1.1
+"""The gate's bias at first: each loop stops a quarter of the tokens that reach it, and the last takes the rest."""
 ADDED = 0.3
 """What a branch's own norm lets it add at first, against a stream that every loop's final norm brings back to 1."""
 
@@ -129,17 +131,17 @@ class LoopedModel(nn.Module):
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
                 nn.init.normal_(weight, std=0.01 if name.endswith("early_exit_gate.weight") else weight.shape[1] ** -0.5)
-        nn.init.zeros_(self.model.early_exit_gate.bias)
+        nn.init.constant_(self.model.early_exit_gate.bias, GATE)
 
-    def forward(self, tokens: Tensor, dtype: torch.dtype, loops: int | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Hidden states [loops, batch, tokens, hidden] in `dtype` and gate logits [loops, batch, tokens] in float32.
 
-        `tokens` is [batch, tokens], integers; `loops` runs fewer than the shape says.
+        `tokens` is [batch, tokens], integers.
         """
         h = self.model.embed_tokens.weight.to(dtype)[tokens]
         rotation = rotations(tokens.shape[1], self.shape, tokens.device, dtype)
         states, gates = [], []
-        for _ in range(loops or self.shape.loops):
+        for _ in range(self.shape.loops):
             for layer in self.model.layers:
                 h = layer(h, rotation)
             h = self.model.norm(h)

@@ -18,7 +18,7 @@ class Course:
     constant part has used its share of the seconds, and is then as long in steps as that share demands.
     """
 
-    rate: float = 3e-3
+    rate: float = 6e-3
     warmup: int = 300
     descent: float = 0.4
 
