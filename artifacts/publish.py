@@ -17,6 +17,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -66,14 +67,34 @@ def check_output(output: Path, *, force: bool) -> None:
     where = str(output)
     if not output.absolute().parent.is_dir():
         raise OutputError("the folder it is to be in does not exist", where=where, hint="Create it first.")
-    if not (output.exists() or output.is_symlink()):
+    found = _status(output)
+    if found is None:
         return
     if not force:
         raise OutputError("exists already", where=where, hint="Replace it with --force, or choose another name with -o.")
-    if output.is_symlink() or not output.is_dir():
+    if not stat.S_ISDIR(found.st_mode):
         raise OutputError("exists and is no folder: not replaced", where=where, hint="Choose another name with -o.")
-    if not (output / MANIFEST).is_file() and any(output.iterdir()):
+    if _is_other_folder(output):
         raise OutputError("exists and is no artifact: not replaced", where=where, hint="Choose another name with -o.")
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """What is under this name, a link being a link; None if nothing is."""
+    try:
+        return path.lstat()
+    except FileNotFoundError:
+        return None
+
+
+def _is_other_folder(output: Path) -> bool:
+    """Whether `output` is a folder with files that are no artifact."""
+    while before := _status(output):
+        with suppress(FileNotFoundError):
+            other = not (output / MANIFEST).is_file() and bool(os.listdir(output))
+            # Another build may have replaced the artifact meanwhile and be removing it: then what was seen says nothing.
+            if os.path.samestat(before, output.lstat()):
+                return other
+    return False
 
 
 def _prefix(output: Path) -> str:
@@ -86,7 +107,8 @@ def _stage(output: Path) -> tuple[Path, int]:
         path = output.with_name(_prefix(output) + secrets.token_hex(8))
         try:
             path.mkdir(FOLDER_MODE)
-            path.chmod(FOLDER_MODE)  # whatever the umask
+            with suppress(FileNotFoundError):
+                path.chmod(FOLDER_MODE)  # whatever the umask
             lock = _lock(path)
         except OSError as error:
             with suppress(OSError):
@@ -94,7 +116,7 @@ def _stage(output: Path) -> tuple[Path, int]:
             raise OutputError(f"cannot be written: {error.strerror}", where=str(output)) from error
         if lock is not None:
             return path, lock
-        # Another build took it for a leftover before it was locked.
+        # Another build took it for a leftover, and removed it, before it was locked.
 
 
 def _lock(path: Path) -> int | None:
