@@ -9,9 +9,7 @@ import argparse
 import datetime
 import json
 import platform
-import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +31,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 _EVALUATED = 8  # held-out windows looked at where there is no GPU, which would take hours for all
+_SECONDS = 5.0  # after which the time is looked at, if 50 steps take longer
 _STORED, _PROMPTS = 8, 10  # held-out texts stored beside the model, and others that it continues
 _PROMPT_TOKENS, _CONTINUED = 32, 64
 
@@ -110,16 +109,17 @@ class Trainer:
         save(self._state, self.progress, self._run, self.model, self._optimizers)
 
     def _loop(self, show: Callable[[str], None]) -> None:
-        saved = logged = time.monotonic()
+        saved = logged = looked = time.monotonic()
         before = self.progress.seconds
         begun = saved
         while not self._ended() and not self._stopped:
             nats, p = self._make_step()
             self.progress.step += 1
-            if self.progress.step % 50 and not self._ended() and not self._stopped:
+            early = self.progress.step % 50 and time.monotonic() - looked < _SECONDS
+            if early and not self._ended() and not self._stopped:
                 continue
             described = _described(self.progress.step, nats, p)  # waits for the device, so that the seconds are true
-            now = time.monotonic()
+            now = looked = time.monotonic()
             self.progress.seconds = before + now - begun
             self._decide()
             show(described)
@@ -211,8 +211,9 @@ def held_out_texts(quotable: dict[str, list[int]]) -> tuple[list[tuple[str, list
 def describe(given: argparse.Namespace, trainer: Trainer) -> Run:
     """The finished run in the card's terms."""
     cuda = trainer.device.type == "cuda"
+    length = f"--steps {given.steps}" if given.steps else f"--minutes {given.minutes:g}"
     return Run(
-        command=shlex.join(["python", *sys.argv]),
+        command=f"python training/train.py --data DATA --out OUT {length} --rows {given.rows} --rate {given.rate} --seed {given.seed}",
         machine=torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU",
         date=datetime.date.today().isoformat(),
         steps=trainer.progress.step,
