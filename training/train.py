@@ -212,8 +212,9 @@ def describe(given: argparse.Namespace, trainer: Trainer) -> Run:
     """The finished run in the card's terms."""
     cuda = trainer.device.type == "cuda"
     length = f"--steps {given.steps}" if given.steps else f"--minutes {given.minutes:g}"
+    settings = f"{length} --rows {given.rows} --rate {given.rate} --seed {given.seed}"
     return Run(
-        command=f"python training/train.py --data DATA --out OUT {length} --rows {given.rows} --rate {given.rate} --seed {given.seed}",
+        command=f"python training/train.py --data DATA --out OUT {settings}",
         machine=torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU",
         date=datetime.date.today().isoformat(),
         steps=trainer.progress.step,
