@@ -19,7 +19,7 @@ import pytest
 from ouro_build.artifacts.parts import ARCHITECTURES, find_part
 from ouro_build.artifacts.reader import open_artifact
 from ouro_build.builder.cache import ImageCache
-from ouro_build.builder.compile import compile_images, jobs
+from ouro_build.builder.compile import Job, compile_images, jobs
 from ouro_build.builder.cubin import read_cubin
 from ouro_build.builder.plan_target import prepare
 from ouro_build.builder.spec import BuildSpec, find_parts
@@ -55,7 +55,7 @@ def build(folder: Path, *more: str, **environment: str) -> dict[str, object]:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory):
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache that every image of SHAPE for sm_90 is in, and the artifact that filled it."""
     folder = tmp_path_factory.mktemp("first")
     build(folder, "--gpu", "sm_90", "--cache-dir", str(folder / "cache"))
@@ -66,7 +66,7 @@ def tree(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
-def test_the_artifact_opens_and_holds_what_was_asked_for(cache):
+def test_the_artifact_opens_and_holds_what_was_asked_for(cache: Path) -> None:
     artifact = open_artifact(cache.parent / "out.ouro")
     manifest = artifact.manifest
     target = manifest.target("h200")
@@ -82,7 +82,7 @@ def test_the_artifact_opens_and_holds_what_was_asked_for(cache):
     assert len(oracle.prompt_ids) == len(oracle.greedy_ids) == 16
 
 
-def test_the_same_bytes_whatever_is_set_and_wherever_it_is_built(cache, tmp_path):
+def test_the_same_bytes_whatever_is_set_and_wherever_it_is_built(cache: Path, tmp_path: Path) -> None:
     """Empty cache against a full one; TRITON_* and friends set to things that change or break a compile."""
     hostile = {
         "TRITON_CACHE_DIR": str(tmp_path / "triton"),
@@ -100,14 +100,14 @@ def test_the_same_bytes_whatever_is_set_and_wherever_it_is_built(cache, tmp_path
     assert tree(tmp_path / "a" / "deeper" / "out.ouro") == tree(cache.parent / "out.ouro")
 
 
-def test_weights_by_reference_leave_everything_else_the_same(cache, tmp_path):
+def test_weights_by_reference_leave_everything_else_the_same(cache: Path, tmp_path: Path) -> None:
     build(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache), "--weights", "reference")
     embedded, named = tree(cache.parent / "out.ouro"), tree(tmp_path / "out.ouro")
     assert embedded.keys() - named.keys() == {"weights.safetensors"}
     assert {k for k in named if named[k] != embedded[k]} == {"manifest.json"}
 
 
-def test_force_replaces_and_its_absence_refuses(cache, tmp_path):
+def test_force_replaces_and_its_absence_refuses(cache: Path, tmp_path: Path) -> None:
     build(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache))
     first = open_artifact(tmp_path / "out.ouro").identity
     process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache))
@@ -117,7 +117,7 @@ def test_force_replaces_and_its_absence_refuses(cache, tmp_path):
     assert open_artifact(tmp_path / "out.ouro").identity != first
 
 
-def test_a_damaged_cache_entry_is_compiled_again(cache, tmp_path):
+def test_a_damaged_cache_entry_is_compiled_again(cache: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(cache, tmp_path / "cache")
     victim = next(p for p in copy.rglob("*") if p.is_file())
     victim.write_bytes(victim.read_bytes()[:-7])
@@ -126,7 +126,7 @@ def test_a_damaged_cache_entry_is_compiled_again(cache, tmp_path):
     assert victim.read_bytes() == (cache / victim.relative_to(copy)).read_bytes()
 
 
-def test_an_interrupt_ends_the_build_and_leaves_nothing(tmp_path):
+def test_an_interrupt_ends_the_build_and_leaves_nothing(tmp_path: Path) -> None:
     process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(tmp_path / "cache"))
     wait_until(process, lambda: list((tmp_path / "cache").glob("*/*")))
     process.send_signal(signal.SIGINT)
@@ -137,7 +137,7 @@ def test_an_interrupt_ends_the_build_and_leaves_nothing(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} <= {"cache"}
 
 
-def test_a_build_killed_while_it_compiles_leaves_no_processes_and_no_scratch(tmp_path):
+def test_a_build_killed_while_it_compiles_leaves_no_processes_and_no_scratch(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(tmp_path / "cache"), TMPDIR=str(scratch))
@@ -148,7 +148,7 @@ def test_a_build_killed_while_it_compiles_leaves_no_processes_and_no_scratch(tmp
     wait_until(None, lambda: not list(scratch.iterdir()))
 
 
-def test_killed_builds_leave_nothing_under_the_final_name(cache, tmp_path):
+def test_killed_builds_leave_nothing_under_the_final_name(cache: Path, tmp_path: Path) -> None:
     chance = random.Random(2)
     for _ in range(5):
         process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache))
@@ -162,7 +162,7 @@ def test_killed_builds_leave_nothing_under_the_final_name(cache, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["out.ouro"]
 
 
-def test_two_builders_of_one_output(cache, tmp_path):
+def test_two_builders_of_one_output(cache: Path, tmp_path: Path) -> None:
     both = [start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache)) for _ in range(2)]
     talk = [process.communicate()[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 1], talk
@@ -170,12 +170,12 @@ def test_two_builders_of_one_output(cache, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["out.ouro"]
 
 
-def test_every_architecture_compiles_and_is_read_rightly(tmp_path):
+def test_every_architecture_compiles_and_is_read_rightly(tmp_path: Path) -> None:
     """One kernel for each; registers and stack as NVIDIA's own tool reads them."""
     parts = find_parts(ARCHITECTURES)
     tools = find_toolchain(parts)
     spec = BuildSpec(model="preset:tiny", parts=parts, buckets=(1,), prefill_buckets=(16,), max_context=64)
-    work = []
+    work: list[Job] = []
     for target in prepare(spec).targets:
         chosen = [s for s in target.index.specializations if s.kernel in ("rms_norm", "attention_decode")]
         work += jobs(chosen, target.part.arch, tools)

@@ -21,6 +21,7 @@ from ouro_build.builder.spec import BuildSpec, find_parts
 from ouro_build.runtime import paths
 from ouro_build.runtime.cli import cli
 from ouro_build.runtime.machine import probe
+from ouro_build.runtime.paths import Choice
 from ouro_build.runtime.selftest import self_test
 from ouro_build.runtime.worker import load
 from tests.reference_worker import GOLDEN
@@ -123,9 +124,9 @@ def test_weights_by_reference_are_taken_from_the_checkpoint(tmp_path: Path, imag
 
 
 @pytest.mark.parametrize("executor", ["graph", "launch"])
-def test_a_forced_device_path_is_refused_with_exit_3(artifact: Path, executor: str) -> None:
+def test_a_forced_device_path_is_refused_with_exit_3(artifact: Path, executor: Choice) -> None:
     with pytest.raises(FitError, match="no target of this artifact fits this machine"):
-        load(artifact, executor=executor)  # type: ignore[arg-type]
+        load(artifact, executor=executor)
     assert exit_code(cli, ["run", str(artifact), "--prompt", "x", "--max-tokens", "1", "--executor", executor]) == 3
 
 

@@ -18,6 +18,7 @@ from ouro_build.builder.spec import BuildSpec, find_parts
 from ouro_build.builder.warm import warm
 from ouro_build.runtime.engine import Engine, Request
 from ouro_build.runtime.machine import probe
+from ouro_build.runtime.paths import Choice
 from ouro_build.runtime.selftest import self_test
 from ouro_build.runtime.worker import load
 from tests.reference_worker import GOLDEN, GOLDEN_CASES
@@ -50,7 +51,7 @@ def golden(name: str) -> list[dict[str, list[int]]]:
 
 
 @pytest.mark.parametrize("executor", ["launch", "graph", "reference"])
-def test_float32_decode_logits_and_tokens(float32: tuple[Path, str], executor: str) -> None:
+def test_float32_decode_logits_and_tokens(float32: tuple[Path, str], executor: Choice) -> None:
     path, name = float32
     want = load_file(GOLDEN / name / "sparse.safetensors")
     prompts = golden(name)
@@ -67,7 +68,7 @@ def test_float32_decode_logits_and_tokens(float32: tuple[Path, str], executor: s
 
 
 @pytest.mark.parametrize("executor", ["launch", "graph"])
-def test_bfloat16_choices_are_right_where_they_are_clear(bfloat16: Path, executor: str) -> None:
+def test_bfloat16_choices_are_right_where_they_are_clear(bfloat16: Path, executor: Choice) -> None:
     prompts = golden("mha-bf16")
     with load(bfloat16, executor=executor) as worker:
         outputs = worker.generate([p["ids"] for p in prompts], 24, ignore_eos=True, feed=[p["greedy"] for p in prompts])

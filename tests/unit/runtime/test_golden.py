@@ -21,7 +21,8 @@ def case(request: pytest.FixtureRequest) -> tuple[ReferenceWorker, str]:
 
 
 def prompts(name: str) -> dict[str, dict[str, list[int]]]:
-    return json.loads((GOLDEN / name / "golden.json").read_text())["prompts"]
+    found: dict[str, dict[str, list[int]]] = json.loads((GOLDEN / name / "golden.json").read_text())["prompts"]
+    return found
 
 
 def prompt_rows(worker: ReferenceWorker, ids: list[int]) -> list[RowInput]:
