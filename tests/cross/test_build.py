@@ -24,6 +24,7 @@ from ouro_build.builder.cubin import read_cubin
 from ouro_build.builder.plan_target import prepare
 from ouro_build.builder.spec import BuildSpec, find_parts
 from ouro_build.builder.toolchain import find_toolchain
+from tests.cross.conftest import MakeOnce
 
 pytest.importorskip("triton", reason="triton compiles")
 
@@ -55,11 +56,13 @@ def build(folder: Path, *more: str, **environment: str) -> dict[str, object]:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that every image of SHAPE for sm_90 is in, and the artifact that filled it."""
-    folder = tmp_path_factory.mktemp("first")
-    build(folder, "--gpu", "sm_90", "--cache-dir", str(folder / "cache"))
-    return folder / "cache"
+def cache(make_once: MakeOnce) -> Path:
+    """A cache that every image of SHAPE for sm_90 is in, beside the artifact that filled it, `out.ouro`."""
+
+    def make(folder: Path) -> None:
+        build(folder, "--gpu", "sm_90", "--cache-dir", str(folder / "cache"))
+
+    return make_once("first", make) / "cache"
 
 
 def tree(root: Path) -> dict[str, bytes]:
