@@ -79,7 +79,7 @@ def test_the_artifact_opens_and_holds_what_was_asked_for(cache: Path) -> None:
     index, _ = artifact.plans(target)
     assert len(index.specializations) == len(target.images)
     for image in target.images:
-        info = read_cubin(artifact.image_bytes(image), image.function)
+        info = read_cubin(artifact.read(image.path), image.function)
         assert (info.registers, info.stack, info.parameters) == (image.registers, image.spills, image.parameters)
     oracle = artifact.oracle()
     assert len(oracle.prompt_ids) == len(oracle.greedy_ids) == 16

@@ -173,7 +173,8 @@ def test_id_files_that_are_not_lists_of_lists_are_refused(artifact: Path, tmp_pa
 
 
 def test_damage_is_refused_with_exit_4(artifact: Path, tmp_path: Path) -> None:
-    for name in ("weights.safetensors", "plans/h200.bin", "manifest.json"):
+    image = next(str(p.relative_to(artifact)) for p in sorted(artifact.glob("images/*/*.cubin")))
+    for name in ("weights.safetensors", "plans/h200.bin", "manifest.json", "oracle.json", "tokenizer/config.json", image):
         broken = tmp_path / name.replace("/", "-") / "a.ouro"
         shutil.copytree(artifact, broken)
         file = broken / name
