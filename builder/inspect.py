@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from ouro_build.artifacts.columns import Columns, PlanIndex
 from ouro_build.artifacts.manifest import Manifest, TargetRecord
 from ouro_build.artifacts.plan import Constant, Edge, Pool
-from ouro_build.artifacts.reader import Artifact
+from ouro_build.artifacts.reader import TOKENIZER, Artifact
 from ouro_build.builder.budget import size
 from ouro_build.builder.output import facts, stack, table
 
@@ -99,7 +99,7 @@ def view(artifact: Artifact) -> ArtifactView:
         weights=msgspec.to_builtins(m.weights),
         toolchain=dict(m.toolchain),
         stop_ids=m.stop_ids,
-        tokenizer=artifact.tokenizer_path is not None,
+        tokenizer=artifact.has(TOKENIZER),
         targets=tuple(_target(m, t, *artifact.plans(t)) for t in m.targets),
     )
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ouro_build.artifacts.errors import NoDeviceError, RequestError, UsageError
+from ouro_build.artifacts.errors import ArtifactError, NoDeviceError, RequestError, UsageError
 from ouro_build.artifacts.fit import Machine
 from ouro_build.artifacts.plan import Pool
-from ouro_build.artifacts.reader import Artifact, open_artifact
+from ouro_build.artifacts.reader import TOKENIZER, Artifact, open_artifact
 from ouro_build.artifacts.records import CoverageRecord, StartupRecord
 from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.dispatch import Dispatcher
@@ -116,12 +116,16 @@ class Worker:
         return [self._output(r, depth or self.steps.model.loops) for r in requests]
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Raises RequestError for text if the artifact carries no tokenizer."""
+        """Token ids of a prompt. Raises RequestError for text that is none, or if the artifact carries no tokenizer."""
         if not isinstance(prompt, str):
             return list(prompt)
         tokenizer = self._load_tokenizer()
         if tokenizer is None:
             raise RequestError("the artifact carries no tokenizer", hint="Give token ids: --prompt-ids FILE.json")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the prompt is not Unicode text: {error.reason} at character {error.start}") from error
         return list(tokenizer.encode(prompt).ids)
 
     def coverage(self) -> CoverageRecord:
@@ -155,11 +159,15 @@ class Worker:
         return None if tokenizer is None else str(tokenizer.decode(ids))
 
     def _load_tokenizer(self) -> Tokenizer | None:
-        path = self.artifact.tokenizer_path
-        if self._tokenizer is None and path is not None:
+        raw = self.artifact.tokenizer() if self._tokenizer is None else None
+        if raw is not None:
             from tokenizers import Tokenizer
 
-            self._tokenizer = Tokenizer.from_file(str(path))
+            try:
+                self._tokenizer = Tokenizer.from_buffer(raw)
+            except Exception as error:  # the library raises plain exceptions
+                hint = "Install a newer version of the package tokenizers, or build the artifact again."
+                raise ArtifactError(f"cannot be read: {error}", where=TOKENIZER, hint=hint) from error
         return self._tokenizer
 
 
@@ -186,7 +194,7 @@ def load(
     with ExitStack() as undo:
         with clock.phase("load"):
             with clock.phase("open and verify"):
-                artifact = open_artifact(Path(path), "sizes")
+                artifact = open_artifact(Path(path), "all_but_weights")
             built = artifact.manifest.geometry.max_requests
             if max_requests is not None and not 1 <= max_requests <= built:
                 raise UsageError(f"{max_requests} is outside 1 … {built}, what was built", where="--max-requests")

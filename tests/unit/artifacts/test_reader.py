@@ -44,17 +44,15 @@ def files_of(path: Path) -> list[Path]:
     return sorted(f for f in path.rglob("*") if f.is_file())
 
 
-@pytest.mark.parametrize("verify", ["full", "sizes"])
+@pytest.mark.parametrize("verify", ["full", "all_but_weights", "sizes"])
 def test_reads_back_what_was_written(sound: Path, verify: str) -> None:
     artifact = open_artifact(sound, verify)  # type: ignore[arg-type]
     for target in artifact.manifest.targets:
         index, columns = artifact.plans(target)
         assert decode(index, columns) == PLANS
-        assert artifact.image_bytes(target.images[0]).startswith(b"\x7fELF images/" + target.part.arch.encode())
+        assert artifact.read(target.images[0].path).startswith(b"\x7fELF images/" + target.part.arch.encode())
     assert artifact.oracle() == ORACLE
-    assert artifact.tokenizer_path is not None
-    assert artifact.tokenizer_path.read_bytes() == b"{}"
-    assert artifact.weights_path == artifact.path / "weights.safetensors"
+    assert artifact.tokenizer() == b"{}"
     assert artifact.observed_path == artifact.path.parent / "tiny.ouro.observed"
 
 
@@ -168,6 +166,19 @@ def test_sizes_leaves_digests_to_the_reading(copy: Path) -> None:
         artifact.oracle()
     with pytest.raises(ArtifactError, match="no such file"):
         artifact.read("nothing")
+
+
+def test_only_the_weights_are_left_to_who_streams_them(copy: Path) -> None:
+    for file in files_of(copy):
+        kept = file.read_bytes()
+        file.write_bytes(bytes([kept[0] ^ 1]) + kept[1:])
+        if file.name == "weights.safetensors":
+            open_artifact(copy, "all_but_weights")
+        else:
+            with pytest.raises(ArtifactError, match=file.name) as caught:
+                open_artifact(copy, "all_but_weights")
+            assert caught.value.hint
+        file.write_bytes(kept)
 
 
 def test_may_be_reached_through_a_link(sound: Path, tmp_path: Path) -> None:
