@@ -53,6 +53,7 @@ def warm(
     """
     with ExitStack() as resources:
         driver = open_driver(device)
+        resources.callback(driver.close)
         machine = describe(driver)
         target = artifact.manifest.target(fit(artifact.manifest, machine).chosen.target)
         if target is None:
@@ -62,7 +63,7 @@ def warm(
         resources.callback(pools.close)
         keys = [entry.key for entry in pools.index.plans]
         seen = []
-        trial = _Trial(artifact, chosen, pools, machine)
+        trial = _Trial(artifact, chosen, pools, machine, device)
         for done, key in enumerate(keys):
             progress(done, len(keys))
             seen.append(trial.observe(key))
@@ -74,13 +75,13 @@ def warm(
 
 
 class _Trial:
-    def __init__(self, artifact: Artifact, path: WorkerPath, pools: Pools, machine: Machine) -> None:
+    def __init__(self, artifact: Artifact, path: WorkerPath, pools: Pools, machine: Machine, device: int) -> None:
         self._manifest, self._pools = artifact.manifest, pools
         self._buffers = {b.name: b for b in pools.index.buffers}
         self._kv_blocks = path.kv_blocks
         values = load_time_values(self._manifest.model, self._manifest.geometry, path.kv_blocks, machine.sm_count)
         index, columns = artifact.plans(path.target)
-        self._reference = ReferenceExecutor(index, columns, pools.memory, values)
+        self._reference = ReferenceExecutor(index, columns, pools.memory, values, device)
         self._graph, self._launch = pools.executors
 
     def observe(self, key: ProgramKey) -> ObservedKey:

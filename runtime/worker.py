@@ -18,7 +18,7 @@ from ouro_build.artifacts.errors import ArtifactError, NoDeviceError, RequestErr
 from ouro_build.artifacts.fit import Machine
 from ouro_build.artifacts.plan import Pool
 from ouro_build.artifacts.reader import TOKENIZER, Artifact, open_artifact
-from ouro_build.artifacts.records import CoverageRecord, StartupRecord
+from ouro_build.artifacts.records import CoverageRecord, Reason, StartupRecord
 from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.dispatch import Dispatcher
 from ouro_build.runtime.driver import Driver, open_driver
@@ -57,7 +57,8 @@ class Worker:
     """Decodes with a loaded artifact. Made by `load`; close it, or use it in a `with` block, to give its memory back.
 
     `steps` is the interface for a caller that schedules rows itself; `generate` schedules for callers that do not. The two
-    share slots and KV blocks: use one or the other. `executor` names the path that runs, `reason` why it is not `graph`.
+    share slots and KV blocks: use one or the other. `executor` names the path that runs, `path.reason` why it is not `graph`.
+    One thread may use a worker, the one that loaded it: CUDA's context is current there.
     """
 
     def __init__(self, artifact: Artifact, path: WorkerPath, pools: Pools, clock: StartupClock, max_requests: int) -> None:
@@ -70,12 +71,13 @@ class Worker:
         self._coverage = CoverageCounter()
         self._tokenizer: Tokenizer | None = None
         manifest = artifact.manifest
+        missing = dict.fromkeys(pools.failures, Reason.GRAPH_RESTORE_FAILED)
         self.steps = Steps(
             manifest.model,
             manifest.geometry,
             {b.name: b for b in pools.index.buffers},
             pools.memory,
-            Dispatcher(pools.executors, self._coverage, path.reason, pools.missing),
+            Dispatcher(pools.executors, self._coverage, path.reason, missing),
             self._coverage,
         )
         # Every slot inactive, every table empty, and no output that could be taken for one.
@@ -86,6 +88,11 @@ class Worker:
     def executor(self) -> ExecutorName:
         """The first path that programs take."""
         return self._pools.executors[0].name
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What differs here from what was planned, and the graphs that could not be restored: all is right, perhaps slower."""
+        return (*self.path.notes, *(f"{e.where}: {e.what}" for e in self._pools.failures.values()))
 
     def generate(
         self,
@@ -223,4 +230,6 @@ def _open_pools(artifact: Artifact, path: WorkerPath, weights: str | None, clock
         from ouro_build.runtime.device_pools import open_device_pools
 
         return open_device_pools(artifact, path, weights, clock, driver)
+    if driver is not None:
+        driver.close()  # its context would hold device memory that nothing here uses
     return open_host_pools(artifact, path, weights, clock)

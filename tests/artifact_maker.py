@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -75,8 +76,20 @@ PLANS = (
 ORACLE = Oracle(prompt_ids=(1, 2, 3), greedy_ids=(4, 5), margins=(64, 3))
 
 
-def make_artifact(path: Path, parts: tuple[str, ...] = ("h200", "rtx-5090"), *, embedded: bool = False, **changes: Any) -> Path:
-    """Publish an artifact at `path`; `changes` replace fields of its manifest."""
+def no_cubin(image: ImageRecord) -> bytes:
+    """What looks like an image and is none."""
+    return f"\x7fELF {image.path}".encode() * 20
+
+
+def make_artifact(
+    path: Path,
+    parts: tuple[str, ...] = ("h200", "rtx-5090"),
+    *,
+    embedded: bool = False,
+    cubin: Callable[[ImageRecord], bytes] = no_cubin,
+    **changes: Any,
+) -> Path:
+    """Publish an artifact at `path`; `cubin` gives the bytes of each image, `changes` replace fields of its manifest."""
     weights = io.BytesIO()
     record = weights_record(weights)
     manifest = msgspec.structs.replace(base_manifest(parts, record, embedded=embedded), **changes)
@@ -84,7 +97,7 @@ def make_artifact(path: Path, parts: tuple[str, ...] = ("h200", "rtx-5090"), *, 
     files["oracle.json"] = encode_oracle(ORACLE)
     files["tokenizer/tokenizer.json"] = b"{}"
     for target in manifest.targets:
-        files.update({image.path: f"\x7fELF {image.path}".encode() * 20 for image in target.images})
+        files.update({image.path: cubin(image) for image in target.images})
     if embedded:
         files["weights.safetensors"] = lambda out: void(out.write(weights.getvalue()))
     with publishing(path) as folder:
