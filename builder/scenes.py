@@ -12,7 +12,7 @@ from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.plan import Buffer, Pool, ProgramKey
 from ouro_build.artifacts.rows import RECORD, Row
-from ouro_build.runtime.batch import RowInput, StepInputs
+from ouro_build.runtime.batch import RowInput, StepInputs, row_limits
 from ouro_build.runtime.memory import Memory
 
 POISON = 0xFF
@@ -60,11 +60,12 @@ class Scene:
         self._write_state(memory, buffers)
         self._write_kv(memory)
         slots = [int(self._slots[i]) if i in self._rows else -1 for i in range(self._bucket)]
+        inputs = StepInputs(buffers, row_limits(self._model, self._geometry, len(self._valid)))
         if self._bucket <= self._geometry.buckets[-1]:
-            StepInputs(buffers).write(memory, self._inputs(), slots)
+            inputs.write(memory, self._inputs(), slots)
             self._write_samples(memory, buffers)
         else:
-            StepInputs(buffers).write(memory, self._inputs(), ())
+            inputs.write(memory, self._inputs(), ())
 
     def _place_rows(self, kv_blocks: int) -> None:
         """Give the live rows requests, positions, loops and blocks; rows of one request are adjacent and ascending."""

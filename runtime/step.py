@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ouro_build.artifacts.dtypes import DTYPES
-from ouro_build.artifacts.errors import RequestError
+from ouro_build.artifacts.errors import ArtifactError, RequestError
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.plan import Buffer, Pool, ProgramKey
 from ouro_build.artifacts.records import Reason
-from ouro_build.runtime.batch import RowInput, StepInputs
+from ouro_build.artifacts.rows import RECORD
+from ouro_build.runtime.batch import RowInput, StepInputs, row_limits
 from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.dispatch import Dispatcher
 from ouro_build.runtime.memory import Memory
@@ -53,7 +54,9 @@ class Steps:
         self._memory = memory
         self._dispatcher = dispatcher
         self._coverage = coverage
-        self._inputs = StepInputs(buffers)
+        _check_buffers(buffers, model, geometry)
+        kv_blocks = memory.size(Pool.KV) // geometry.block_bytes(model)
+        self._inputs = StepInputs(buffers, row_limits(model, geometry, kv_blocks))
 
     def decode(
         self, rows: Sequence[RowInput], *, depth: int | None = None, mode: str = "dense", logits: bool = False
@@ -73,22 +76,24 @@ class Steps:
 
         A request's rows are adjacent and ascending. Rows past the largest prefill bucket are run in several parts.
         """
-        parts = _parts(rows, self.geometry.prefill_buckets[-1])
+        parts, ends = _parts(rows, self.geometry.prefill_buckets[-1]), _parts(finished, self.geometry.buckets[-1])
         if len(parts) > 1:
             self._coverage.fallback(Reason.BUCKET_MISS, "prefill", "dense", len(rows), "split", self.model.loops)
-        for part in parts:
-            self.start(part)
+        for at, part in enumerate(parts):
+            # The first slots to sample for are named with the last rows: one copy describes a step.
+            self.start(part, ends[0] if ends and at == len(parts) - 1 else ())
             for _ in range(self.model.loops):
                 self.prefill_loop(len(part))
         sampled = []
-        for slots in _parts(finished, self.geometry.buckets[-1]):
-            self._inputs.write_coda(self._memory, slots)
+        for at, slots in enumerate(ends):
+            if at or not parts:
+                self._inputs.write_coda(self._memory, slots)
             sampled.append(self._sample(len(slots), ("coda", "sample", "advance"), logits))
         return self._joined(sampled, logits)
 
-    def start(self, rows: Sequence[RowInput]) -> None:
-        """Make prompt `rows` the batch, apply their inputs and embed their tokens."""
-        self._inputs.write(self._memory, rows, ())
+    def start(self, rows: Sequence[RowInput], coda: Sequence[int] = ()) -> None:
+        """Make prompt `rows` the batch and `coda` the slots to sample for; apply the rows' inputs and embed their tokens."""
+        self._inputs.write(self._memory, rows, coda)
         self._run("prelude", len(rows), self.geometry.prefill_buckets)
 
     def prefill_loop(self, rows: int) -> None:
@@ -133,7 +138,11 @@ class Steps:
         return Sampled(tokens, np.concatenate([empty, *(p.logits for p in parts if p.logits is not None)]))
 
     def _run(self, program: str, rows: int, buckets: Sequence[int], mode: str = "dense") -> None:
-        bucket = next(b for b in buckets if b >= rows)
+        bucket = next((b for b in buckets if b >= rows), None)
+        if bucket is None:
+            raise RequestError(
+                f"{rows} rows, the largest bucket of {program} is {buckets[-1]}", hint="Run them in several parts."
+            )
         self._dispatcher.run(ProgramKey(program, bucket, mode), rows)
 
     def _logits(self, count: int) -> NDArray[np.float32]:
@@ -148,6 +157,22 @@ class Steps:
         if not 1 <= loops <= self.model.loops:
             raise RequestError(f"depth {loops} is outside 1 … {self.model.loops}")
         return loops
+
+
+def _check_buffers(buffers: Mapping[str, Buffer], model: ModelConfig, geometry: Geometry) -> None:
+    """Raise ArtifactError unless the buffers that the host reads and writes are there, of the shapes that it takes them for."""
+    rows, bucket = geometry.max_rows, geometry.buckets[-1]
+    shapes = {
+        "coda_batch": (bucket,),
+        "batch": (rows,),
+        "inputs": (rows, RECORD),
+        "logits": (bucket, model.vocab_size),
+        "tokens": (bucket,),
+    }
+    for name, shape in shapes.items():
+        found = buffers.get(name)
+        if found is None or found.pool is not Pool.IO or found.shape != shape:
+            raise ArtifactError(f"buffer {name} of shape {shape} in io is expected, the plans have {found}", where="plans")
 
 
 def _parts(rows: Sequence[T], largest: int) -> list[Sequence[T]]:
