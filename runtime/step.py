@@ -65,7 +65,7 @@ class Steps:
 
         More rows than the largest bucket are run in several parts. Raises DeviceError if the device fails.
         """
-        loops = self._depth(depth)
+        loops = self.loops(depth)
         parts = _parts(rows, self.geometry.buckets[-1])
         if len(parts) > 1:
             self._coverage.fallback(Reason.BUCKET_MISS, "recurrent", mode, len(rows), "split", loops)
@@ -115,6 +115,13 @@ class Steps:
         raw = self._memory.read(buffer.pool, buffer.offset, buffer.bytes)
         return raw.view(DTYPES[buffer.dtype].storage).reshape(buffer.sizes)
 
+    def loops(self, depth: int | None) -> int:
+        """Loops that a token of `depth` gets: all of them for None. Raises RequestError for a depth that the model has not."""
+        loops = self.model.loops if depth is None else depth
+        if not 1 <= loops <= self.model.loops:
+            raise RequestError(f"depth {loops} is outside 1 … {self.model.loops}")
+        return loops
+
     def _decode_part(self, rows: Sequence[RowInput], loops: int, mode: str, logits: bool) -> Sampled:
         self._inputs.write(self._memory, rows, [row.slot for row in rows])
         self._run("prelude", len(rows), self.geometry.buckets)
@@ -151,12 +158,6 @@ class Steps:
     def _read(self, name: str, count: int) -> NDArray[np.uint8]:
         buffer = self._buffers[name]
         return self._memory.read(Pool.IO, buffer.offset, buffer.bytes // buffer.sizes[0] * count)
-
-    def _depth(self, depth: int | None) -> int:
-        loops = self.model.loops if depth is None else depth
-        if not 1 <= loops <= self.model.loops:
-            raise RequestError(f"depth {loops} is outside 1 … {self.model.loops}")
-        return loops
 
 
 def _check_buffers(buffers: Mapping[str, Buffer], model: ModelConfig, geometry: Geometry) -> None:

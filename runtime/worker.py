@@ -107,20 +107,26 @@ class Worker:
         """Continue each prompt greedily by up to `max_tokens` tokens, all of them batched together.
 
         A prompt is text or token ids. `feed[i][j]` replaces generated token j of prompt i as the next input. `depth` is
-        the number of loops a new token gets, all of them by default; prompts always get all. Raises RequestError for a
-        prompt that can't be served, before any of them starts; DeviceError if the device fails, with no output.
+        the number of loops a new token gets, all of them by default; prompts always get all. Raises RequestError for what
+        can't be served, before any prompt starts; DeviceError if the device fails, with no output.
         """
         began = time.monotonic()
         first_token = partial(self._clock.first_token, began)
-        engine = Engine(self.steps, self._pools.kv_blocks, self.max_requests, depth, first_token)
+        loops = self.steps.loops(depth)
+        if len(feed) > len(prompts):
+            raise RequestError(f"{len(feed)} lists of tokens to feed, {len(prompts)} prompts")
+        engine = Engine(self.steps, self._pools.kv_blocks, self.max_requests, loops, first_token)
         stop = frozenset() if ignore_eos else frozenset(self.artifact.manifest.stop_ids)
         requests = [
             Request(self.encode(p), max_tokens, stop, feed[i] if i < len(feed) else (), logits) for i, p in enumerate(prompts)
         ]
-        for request in requests:
-            engine.submit(request)
+        for at, request in enumerate(requests):
+            try:
+                engine.submit(request)
+            except RequestError as error:
+                raise RequestError(error.what, where=f"prompt {at}", hint=error.hint) from error
         engine.run()
-        return [self._output(r, depth or self.steps.model.loops) for r in requests]
+        return [self._output(r, loops) for r in requests]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises RequestError for text that is none, or if the artifact carries no tokenizer."""

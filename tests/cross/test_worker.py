@@ -141,8 +141,13 @@ def test_requests_that_cannot_be_served_leave_the_worker_usable(artifact: Path) 
     with load(artifact, max_requests=2) as worker:
         with pytest.raises(RequestError, match="no tokenizer"):
             worker.generate(["text"], 1)
-        with pytest.raises(RequestError, match="exceed the artifact's context of 128"):
-            worker.generate([[1] * 120], 9)
+        with pytest.raises(RequestError, match=r"prompt 1: .* exceed the artifact's context of 128"):
+            worker.generate([[1], [1] * 120], 9)
+        for depth in (0, 5):
+            with pytest.raises(RequestError, match=f"depth {depth} is outside 1 … 4"):
+                worker.generate([[1]], 1, depth=depth)
+        with pytest.raises(RequestError, match="2 lists of tokens to feed, 1 prompts"):
+            worker.generate([[1]], 1, feed=[[1], [2]])
         before = worker.coverage()
         assert worker.generate([[1], [2], [3]], 2, ignore_eos=True)[2].finish_reason == "length"
         assert before == CoverageRecord(keys=(), fallbacks=())
