@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
@@ -28,7 +30,9 @@ class Output:
     def data(self, value: Any, draw: Callable[[Any], RenderableType]) -> None:
         """Print the command's result, `value` (anything msgspec can encode): as JSON, or as `draw` shows it."""
         if self.json:
-            sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+            # Bytes: JSON is UTF-8 whatever the locale.
+            sys.stdout.flush()
+            sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
         else:
             rich_console(sys.stdout).print(draw(value))
         sys.stdout.flush()
@@ -56,7 +60,15 @@ def require_extra(extra: str, modules: tuple[str, ...], command: str) -> None:
 
 
 def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
-    """Run a click command and leave the process with its exit code: an int that it returns, else that of its error."""
+    """Run a click command and leave the process with its exit code: an int that it returns, else that of its error.
+
+    A request to terminate ends the command as an interrupt does, so that nothing is left behind. What the terminal's
+    encoding lacks is printed as an escape.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(exit_code(command, arguments))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -121,6 +122,9 @@ def _read_manifest(path: Path) -> bytes:
     if not path.is_dir():
         raise ArtifactError("not a folder: an artifact is one")
     try:
+        # Asked before it is opened: a pipe would be waited for, and a link leads out of the artifact.
+        if not stat.S_ISREG((path / MANIFEST).lstat().st_mode):
+            raise ArtifactError("not an ordinary file", where=MANIFEST)
         return (path / MANIFEST).read_bytes()
     except FileNotFoundError as error:
         raise ArtifactError("missing: this is no artifact, or an incomplete one", where=MANIFEST) from error

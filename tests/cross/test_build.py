@@ -140,6 +140,24 @@ def test_an_interrupt_ends_the_build_and_leaves_nothing(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} <= {"cache"}
 
 
+def test_an_interrupt_is_no_business_of_compilers_that_only_start(tmp_path: Path) -> None:
+    """A terminal interrupts every process at once, those that have not run a line of ours yet too."""
+    process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(tmp_path / "cache"))
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    wait_until(process, lambda: any(imports_numpy(child) for child in listed.read_text().split()))
+    for child in (*listed.read_text().split(), process.pid):
+        os.kill(int(child), signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert {p.name for p in tmp_path.iterdir()} <= {"cache"}
+
+
+def imports_numpy(process: str) -> bool:
+    """Whether a process of ours has begun its imports."""
+    return "numpy" in Path(f"/proc/{process}/maps").read_text()
+
+
 def test_a_build_killed_while_it_compiles_leaves_no_processes_and_no_scratch(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()

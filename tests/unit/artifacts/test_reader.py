@@ -194,3 +194,11 @@ def test_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_manifest_that_is_no_ordinary_file_is_not_opened(copy: Path, make: Callable[[Path], None]) -> None:
+    (copy / "manifest.json").unlink()
+    make(copy / "manifest.json")
+    with pytest.raises(ArtifactError, match=r"manifest\.json: not an ordinary file"):
+        open_artifact(copy)
