@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from ouro_build.artifacts.console import exit_code
 from ouro_build.artifacts.errors import ArtifactError, FitError, RequestError, UsageError
@@ -190,3 +192,21 @@ def test_damage_is_refused_with_exit_4(artifact: Path, tmp_path: Path) -> None:
         with pytest.raises(ArtifactError):
             load(broken)
         assert exit_code(cli, ["run", str(broken), "--prompt", "x", "--max-tokens", "1"]) == 4
+
+
+@pytest.mark.parametrize("flag", ["--logits", "--coverage-out", "--startup-out"])
+def test_a_record_that_cannot_be_written_is_an_error_that_names_it(artifact: Path, tmp_path: Path, flag: str) -> None:
+    ids = tmp_path / "ids.json"
+    ids.write_text("[[1, 2]]")
+    for place, code in ((tmp_path, 2), (tmp_path / "gone" / "x", 2), (Path("/dev/full"), 1)):
+        arguments = ["run", artifact, "--prompt-ids", ids, "--max-tokens", 2, flag, place]
+        assert exit_code(cli, [str(a) for a in arguments]) == code
+    assert Path("/dev/full").is_char_device()
+    assert sorted(tmp_path.iterdir()) == [ids]
+
+
+def test_a_prompt_that_is_no_unicode_text_is_refused(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with load(artifact) as worker:
+        monkeypatch.setattr(worker, "_load_tokenizer", lambda: Tokenizer(BPE()))
+        with pytest.raises(RequestError, match="not Unicode text"):
+            worker.generate(["a\udcff"], 1)
