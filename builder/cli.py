@@ -13,15 +13,18 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ouro_build.artifacts.console import Output, rich_console, run
-from ouro_build.artifacts.fit import fit
+from ouro_build.artifacts.errors import DeviceError
+from ouro_build.artifacts.fit import Fit, Machine, fit
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.manifest import MemoryPlan
+from ouro_build.artifacts.publish import check_output
 from ouro_build.artifacts.reader import open_artifact
 from ouro_build.artifacts.sizes import SIZE
 from ouro_build.builder.budget import full_requests, size
 from ouro_build.builder.output import facts, progress, stack, table
 from ouro_build.builder.plan_target import Preparation, prepare
 from ouro_build.builder.spec import BLOCK_SIZES, DTYPES, BuildSpec, find_parts, parse_buckets
+from ouro_build.runtime.paths import NO_CUDA, torch_has_cuda
 
 
 class PoolSize(msgspec.Struct, frozen=True):
@@ -113,6 +116,8 @@ def cli(
         embed_weights=weights == "embed",
         **shape,
     )
+    if not dry_run:
+        check_output(output, force=force)  # before a model is fetched for nothing
     preparation = prepare(spec)
     if dry_run:
         out.data(BuildResult(path="", identity="", targets=_targets(preparation)), lambda result: _drawn(result, preparation))
@@ -149,10 +154,14 @@ def _warm(output: Path, preparation: Preparation, record: Path | None, out: Outp
     """Check and time what was built, where this machine has a GPU that it was built for."""
     from ouro_build.runtime.machine import probe
 
-    machine, artifact = probe(), open_artifact(output, "sizes")
-    decision = fit(artifact.manifest, machine)
-    if not decision.accepted:
-        out.say(f"not warmed: {machine.reason or f'{machine.name} is not a GPU that this was built for'}")
+    try:
+        machine = probe()
+    except DeviceError as error:
+        machine = Machine.absent(error.what)
+    artifact = open_artifact(output, "sizes")
+    obstacle = _obstacle(machine, fit(artifact.manifest, machine))
+    if obstacle:
+        out.say(f"not warmed: {obstacle}")
         return
     # Imported here: it needs a device.
     from ouro_build.builder.warm import warm
@@ -162,6 +171,15 @@ def _warm(output: Path, preparation: Preparation, record: Path | None, out: Outp
     with progress("warming", shown=not out.json) as report:
         observed = warm(artifact, record or artifact.observed_path, weights=weights, progress=report)
     out.say(f"warmed {len(observed.keys)} graph keys on {machine.name}")
+
+
+def _obstacle(machine: Machine, decision: Fit) -> str:
+    """Why nothing can be warmed here; empty if it can."""
+    if machine.reason:
+        return machine.reason
+    if not decision.accepted:
+        return "; ".join(f"{t.target}: {refusal}" for t in decision.targets for refusal in t.refusals)
+    return "" if torch_has_cuda() else NO_CUDA
 
 
 def _targets(preparation: Preparation) -> list[TargetPlan]:

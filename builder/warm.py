@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ouro_build.artifacts.dtypes import DTYPES
-from ouro_build.artifacts.errors import BuildError
+from ouro_build.artifacts.errors import BuildError, MissingExtraError
 from ouro_build.artifacts.fit import Machine, fit
 from ouro_build.artifacts.plan import Buffer, Pool, ProgramKey
 from ouro_build.artifacts.reader import Artifact
@@ -23,7 +23,7 @@ from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
 from ouro_build.runtime.load_time import load_time_values
 from ouro_build.runtime.machine import describe
-from ouro_build.runtime.paths import WorkerPath
+from ouro_build.runtime.paths import NO_CUDA, WorkerPath, torch_has_cuda
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.reference import ReferenceExecutor
 from ouro_build.runtime.startup import StartupClock
@@ -48,12 +48,17 @@ def warm(
 ) -> ObservedRecord:
     """Try every plan of `artifact` on `device` by graph, launch and reference; write what was seen to the folder `record`.
 
-    `progress(done, total)` is told of each key. Raises FitError if the artifact does not fit, BuildError naming the keys
-    whose graph and launches differ in a bit, or that differ from the reference by more than the tolerance.
+    `progress(done, total)` is told of each key. Raises FitError if the artifact does not fit, MissingExtraError if torch has
+    no CUDA here, BuildError naming the keys whose graph and launches differ in a bit, or that differ from the reference by
+    more than the tolerance.
     """
     with ExitStack() as resources:
         driver = open_driver(device)
         resources.callback(driver.close)
+        if not torch_has_cuda():
+            raise MissingExtraError(
+                f"{NO_CUDA}, and warming compares with the reference there", hint="Install torch with CUDA."
+            )
         machine = describe(driver)
         target = artifact.manifest.target(fit(artifact.manifest, machine).chosen.target)
         if target is None:

@@ -13,6 +13,7 @@ from ouro_build.artifacts.records import Reason
 from ouro_build.runtime.executor import ExecutorName
 
 Choice = Literal["auto", "graph", "launch", "reference"]
+NO_CUDA = "the torch that is installed cannot use this machine's GPU"
 
 
 @dataclass(frozen=True)

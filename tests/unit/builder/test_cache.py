@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from ouro_build import kernels
+from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.plan import Options, Specialization
 from ouro_build.builder.cache import Image, ImageCache, default_folder, image_key, source_digest
 from ouro_build.builder.toolchain import Toolchain
@@ -105,3 +106,13 @@ def test_the_default_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert default_folder() == tmp_path / "ouro-build"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_folder() == Path(os.path.expanduser("~")) / ".cache" / "ouro-build"
+
+
+def test_a_user_without_a_home_is_told_which_flag_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    with pytest.raises(UsageError, match="--cache-dir: this user has no home folder"):
+        default_folder()

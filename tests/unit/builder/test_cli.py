@@ -8,13 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from ouro_build.artifacts.console import exit_code
 from ouro_build.artifacts.errors import CompileError
+from ouro_build.artifacts.fit import Machine, fit
+from ouro_build.artifacts.parts import find_part
 from ouro_build.builder import build as build_module
+from ouro_build.builder import cli as cli_module
 from ouro_build.builder.cli import cli
+from ouro_build.runtime.paths import NO_CUDA
+from tests.artifact_maker import base_manifest, weights_record
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "mha-fp32"
 Invoke = Callable[..., tuple[int, str, str]]
@@ -181,6 +187,32 @@ def test_a_build_that_fails_leaves_nothing(
     assert text in err
     assert out == ""
     assert [p.name for p in tmp_path.iterdir()] == []
+
+
+def test_an_output_that_is_there_is_refused_before_the_model_is_opened(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "out.ouro").mkdir()
+    code, _, err = invoke(model=str(tmp_path / "no-such-model"))
+    assert code == 1
+    assert "exists already" in err
+    assert "no such folder" in invoke("--dry-run", model=str(tmp_path / "no-such-model"))[2]
+
+
+@pytest.mark.parametrize(
+    ("machine", "cuda", "said"),
+    [
+        (Machine.absent("no CUDA driver"), True, "no CUDA driver"),
+        (Machine.of_part(find_part("a10")), True, "h200: capability: expected compute capability 9.0, found 8.6 (a10)"),
+        (msgspec.structs.replace(Machine.of_part(find_part("h200")), cuda=(12, 0)), True, "h200: cuda: expected a driver"),
+        (Machine.of_part(find_part("h200")), False, NO_CUDA),
+        (Machine.of_part(find_part("h200")), True, ""),
+    ],
+)
+def test_what_keeps_a_build_from_being_warmed_is_named(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, cuda: bool, said: str
+) -> None:
+    monkeypatch.setattr(cli_module, "torch_has_cuda", lambda: cuda)
+    obstacle = cli_module._obstacle(machine, fit(base_manifest(("h200",), weights_record()), machine))
+    assert obstacle.startswith(said) if said else obstacle == ""
 
 
 def test_help_names_every_flag() -> None:
