@@ -145,8 +145,8 @@ def test_an_interrupt_is_no_business_of_compilers_that_only_start(tmp_path: Path
     process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(tmp_path / "cache"))
     listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     wait_until(process, lambda: any(imports_numpy(child) for child in listed.read_text().split()))
-    for child in (*listed.read_text().split(), process.pid):
-        os.kill(int(child), signal.SIGINT)
+    for number in (*map(int, listed.read_text().split()), process.pid):
+        os.kill(number, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
