@@ -87,7 +87,7 @@ def test_a_row_does_not_depend_on_its_neighbours(make: Callable[..., Case], rows
 
 
 @given(st.integers(1, 512), st.integers(1, 64), st.integers(1, 1 << 17), st.sampled_from(PARTS))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_splits_are_bounded(bucket: int, kv_heads: int, max_context: int, part: Part) -> None:
     splits = context_splits(part, bucket, kv_heads, max_context)
     assert 1 <= splits <= min(128, -(-max_context // 64))

@@ -5,7 +5,7 @@ from tests.kernel_cases.row_states import LARGE_SCENE, LOOPS, SCENES, Scene, che
 from tests.kernel_harness import run_source
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SCENES, st.integers(1, LOOPS + 1))
 def test_does_what_the_model_says(scene: Scene, loop_limit: int) -> None:
     check_resolve(scene, loop_limit, run_source, "cpu")

@@ -73,7 +73,7 @@ def plans(draw: st.DrawFn) -> tuple[Plan, ...]:
 
 
 @given(plans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_round_trip(recorded: tuple[Plan, ...]) -> None:
     index, columns = encode(recorded, BUFFERS, ())
     again = checked(index, columns.to_bytes())
@@ -83,7 +83,7 @@ def test_round_trip(recorded: tuple[Plan, ...]) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_damage_is_refused_or_in_range(data: st.DataObject) -> None:
     """Whatever the bytes say, what is accepted decodes to launches of the known buffers."""
     index, columns = encoded_plans()

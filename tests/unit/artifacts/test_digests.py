@@ -31,7 +31,7 @@ def test_sizes_around_the_chunk_limits(tmp_path: Path) -> None:
 
 
 @given(pieces=st.lists(st.binary(max_size=70), max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_stream_and_file_agree(pieces: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digests, "CHUNK", 16)

@@ -64,7 +64,7 @@ def test_two_builds_are_the_same_bytes(sound: Path, tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_flipped_bit_is_refused(scratch: Path, data: st.DataObject) -> None:
     file = data.draw(st.sampled_from(files_of(scratch)))
     kept = file.read_bytes()
@@ -90,7 +90,7 @@ def test_every_byte_of_the_manifest_counts(copy: Path) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_changed_length_or_missing_file_is_refused(
     sound: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ouro_build.artifacts.errors import BuildError
-from ouro_build.artifacts.plan import Buffer, Launch, Plan, Pool
+from ouro_build.artifacts.plan import Buffer, Edge, Launch, Plan, Pool
 from ouro_build.builder.buffers import make_buffers
 from ouro_build.builder.checker import check
 from ouro_build.builder.planner import place
@@ -41,6 +41,14 @@ def refused(text: str, *launches: Launch, buffers: Sequence[Buffer] | None = Non
 
 def test_a_sound_plan_passes() -> None:
     checked(launch([A], [WEIGHT]), launch([B], [A]), launch([at(C, 0)], [B]))
+
+
+def test_a_kernel_that_may_start_early_waits_inside() -> None:
+    early = msgspec.structs.replace(launch([B], [A]), after=((0, Edge.PROGRAMMATIC),))
+    refused(r"launch 1 \(1\) may start before launch 0 ends, and does not wait inside", launch([A]), early)
+    options = msgspec.structs.replace(early.specialization.options, programmatic=True)
+    waiting = msgspec.structs.replace(early.specialization, options=options)
+    checked(launch([A]), msgspec.structs.replace(early, specialization=waiting))
 
 
 def test_an_unplaced_buffer() -> None:
@@ -117,7 +125,7 @@ def test_a_grid_over_the_limits(grid: tuple[int, int, int]) -> None:
     refused("has grid", launch([A], grid=grid))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(random_plans(BUFFERS), st.data())
 def test_moving_a_buffer_onto_a_live_one_is_found(plans: tuple[Plan, ...], data: st.DataObject) -> None:
     placement = place(plans, BUFFERS)
@@ -134,7 +142,7 @@ def test_moving_a_buffer_onto_a_live_one_is_found(plans: tuple[Plan, ...], data:
         check(broken, buffers, {**placement.pools, Pool.WORKSPACE: 1 << 30}, writes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(random_plans(BUFFERS), st.data())
 def test_a_pool_too_small_by_one_alignment_is_found(plans: tuple[Plan, ...], data: st.DataObject) -> None:
     placement = place(plans, BUFFERS)
@@ -143,7 +151,7 @@ def test_a_pool_too_small_by_one_alignment_is_found(plans: tuple[Plan, ...], dat
         check(placement.plans, placement.buffers, {**placement.pools, pool: placement.pools[pool] - 256}, writes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(random_plans(BUFFERS), st.data())
 def test_dropping_the_dependencies_of_a_reader_is_found(plans: tuple[Plan, ...], data: st.DataObject) -> None:
     placement = place(plans, BUFFERS)

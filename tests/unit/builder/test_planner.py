@@ -22,14 +22,14 @@ from tests.unit.builder.plans import GEOMETRY, MODEL, launch, plan, random_plans
 BUFFERS = make_buffers(MODEL, GEOMETRY, {"w": Buffer("w", Pool.WEIGHTS, "float32", (100,), 512)})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(random_plans(BUFFERS))
 def test_any_plan_is_placed_so_that_the_checker_agrees(plans: tuple[Plan, ...]) -> None:
     placement = place(plans, BUFFERS)
     check(placement.plans, placement.buffers, placement.pools, writes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(random_plans(BUFFERS))
 def test_placing_changes_nothing_but_offsets(plans: tuple[Plan, ...]) -> None:
     placement = place(plans, BUFFERS)
@@ -42,7 +42,7 @@ def test_placing_changes_nothing_but_offsets(plans: tuple[Plan, ...]) -> None:
             assert (a.grid, a.after, a.specialization) == (b.grid, b.after, b.specialization)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(random_plans(BUFFERS))
 def test_workspace_is_the_largest_plan_and_no_more(plans: tuple[Plan, ...]) -> None:
     pools = place(plans, BUFFERS).pools

@@ -78,7 +78,7 @@ def test_data_may_be_reused_at_once() -> None:
     assert memory.read(Pool.WEIGHTS, 100, 300).reshape(3, 100).tolist() == [[v] * 100 for v in (1, 2, 3)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     bank=st.integers(1, 64),
     banks=st.integers(1, 4),

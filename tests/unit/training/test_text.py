@@ -57,7 +57,7 @@ def test_r_books_reads_character_vectors(tmp_path: Path) -> None:
     assert list(r_books(tmp_path / "Rdata.rdb")) == ["EMMA\n\nBy Jane Austen"] * 2
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text())
 def test_tokenizer_gives_any_text_back(text: str) -> None:
     assert _TOKENIZER.decode(_TOKENIZER.encode(text).ids, skip_special_tokens=False) == text
