@@ -1,4 +1,4 @@
-"""Launch plans: what a program launches, as plain values, and the columns they are stored in.
+"""Launch plans: what a program launches, as plain values.
 
 A `Launch` names a kernel specialisation, a grid and typed arguments. An argument is a buffer (an address in a pool), a
 constant, or a load-time value. Nothing here knows a device: executors turn a plan into work.

@@ -3,6 +3,8 @@
 A row is one (request, position, loop) query. The host describes a batch as `RowInput` records; `resolve`
 turns a batch's slot ids into `ROW` records, which every later kernel of the program reads. A record whose slot
 is negative is an inactive row: nothing is read or written for it.
+
+These columns are part of the artifact's format: compiled kernels have them built in.
 """
 
 from __future__ import annotations

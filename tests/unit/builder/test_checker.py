@@ -45,7 +45,7 @@ def test_a_sound_plan_passes() -> None:
 
 def test_a_kernel_that_may_start_early_waits_inside() -> None:
     early = msgspec.structs.replace(launch([B], [A]), after=((0, Edge.PROGRAMMATIC),))
-    refused(r"launch 1 \(1\) may start before launch 0 ends, and does not wait inside", launch([A]), early)
+    refused(r"launch 1 \(1\) may start before launch 0 has ended, and does not wait inside", launch([A]), early)
     options = msgspec.structs.replace(early.specialization.options, programmatic=True)
     waiting = msgspec.structs.replace(early.specialization, options=options)
     checked(launch([A]), msgspec.structs.replace(early, specialization=waiting))
