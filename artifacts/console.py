@@ -28,13 +28,15 @@ class Output:
         self.json = json
 
     def data(self, value: Any, draw: Callable[[Any], RenderableType]) -> None:
-        """Print the command's result, `value` (anything msgspec can encode): as JSON, or as `draw` shows it."""
+        """Print the command's result, `value` (anything msgspec can encode): as JSON, or as `draw` shows it (a text as it is)."""
         if self.json:
             # Bytes: JSON is UTF-8 whatever the locale.
             sys.stdout.flush()
             sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        elif isinstance(drawn := draw(value), str):
+            sys.stdout.write(drawn + "\n")
         else:
-            rich_console(sys.stdout).print(draw(value))
+            rich_console(sys.stdout).print(drawn)
         sys.stdout.flush()
 
     def say(self, message: str) -> None:

@@ -93,16 +93,20 @@ def run_command(
             _write(coverage_out, encode_record(worker.coverage()))
         if startup_out is not None:
             _write(startup_out, encode_record(worker.startup()))
-        Output(json=as_json).data(_result(worker, outputs), lambda _: _drawn(worker, outputs))
+        out = Output(json=as_json)
+        out.data(_result(worker, outputs), lambda _: _drawn(outputs))
+        _tell(out, worker)
 
 
 @cli.command("selftest")
 @_loading_options
 def selftest_command(artifact: Path, as_json: bool, **options: Any) -> int:
     """Decode the artifact's oracle and compare."""
+    out = Output(json=as_json)
     with load(artifact, **options) as worker:
         seen = self_test(worker)
-    Output(json=as_json).data({**msgspec.to_builtins(seen), "passed": seen.passed}, lambda _: _verdict(seen))
+        _tell(out, worker)
+    out.data({**msgspec.to_builtins(seen), "passed": seen.passed}, lambda _: _verdict(seen))
     return 0 if seen.passed else 1
 
 
@@ -165,14 +169,21 @@ def _result(worker: Worker, outputs: list[Generated]) -> dict[str, Any]:
     }
 
 
-def _drawn(worker: Worker, outputs: list[Generated]) -> str:
-    lines = [o.text if o.text is not None else json.dumps(o.ids) for o in outputs]
+def _drawn(outputs: list[Generated]) -> str:
+    return "\n".join(o.text if o.text is not None else json.dumps(o.ids) for o in outputs)
+
+
+def _tell(out: Output, worker: Worker) -> None:
+    """Which path ran, and what to know about it."""
     why = f" ({worker.path.reason.value})" if worker.path.reason else ""
-    lines.append(f"\nexecutor {worker.executor}{why}, first token after {worker.startup().wall_s:.3f} s")
-    return "\n".join(lines)
+    out.say(f"executor {worker.executor}{why}, first token after {worker.startup().wall_s:.3f} s")
+    for note in worker.notes:
+        out.say(f"note: {note}")
 
 
 def _verdict(seen: SelfTest) -> str:
+    if not seen.clear:
+        return f"self-test FAILED: none of the oracle's {seen.tokens} choices is clear, so nothing could be compared"
     verdict = "passed" if seen.passed else f"FAILED at steps {', '.join(map(str, seen.wrong))}"
     return f"self-test {verdict}: {seen.clear} clear choices of {seen.tokens} tokens, by {seen.executor}"
 

@@ -24,8 +24,8 @@ class SelfTest(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        """Whether every clear choice agreed."""
-        return not self.wrong
+        """Whether there were clear choices, and all of them agreed."""
+        return self.clear > 0 and not self.wrong
 
 
 def self_test(worker: Worker) -> SelfTest:

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -112,6 +113,17 @@ def test_selftest_passes_and_sees_a_wrong_oracle(artifact: Path, monkeypatch: py
         seen = self_test(worker)
     assert not seen.passed
     assert len(seen.wrong) == seen.clear
+    assert not msgspec.structs.replace(seen, clear=0, wrong=()).passed
+
+
+def test_texts_are_printed_as_they_are_and_talk_goes_to_stderr(artifact: Path, tmp_path: Path) -> None:
+    """However long a line is, a pipe gets one a prompt."""
+    ids = tmp_path / "ids.json"
+    ids.write_text("[[1, 2], [3]]")
+    result = run("run", artifact, "--prompt-ids", ids, "--max-tokens", 100, "--ignore-eos")
+    assert result.exit_code == 0, result.output
+    assert [len(json.loads(line)) for line in result.stdout.splitlines()] == [100, 100]
+    assert "executor reference (no_device), first token after" in result.stderr
 
 
 def test_weights_by_reference_are_taken_from_the_checkpoint(tmp_path: Path, image_cache: ImageCache) -> None:
