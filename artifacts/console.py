@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import click
 import msgspec
@@ -28,7 +29,7 @@ class Output:
         self.json = json
 
     def data(self, value: Any, draw: Callable[[Any], RenderableType]) -> None:
-        """Print the command's result, `value` (anything msgspec can encode): as JSON, or as `draw` shows it (a text as it is)."""
+        """Print the command's result, `value` (anything msgspec can encode): as JSON, or as `draw` shows it (text unchanged)."""
         if self.json:
             # Bytes: JSON is UTF-8 whatever the locale.
             sys.stdout.flush()
@@ -65,13 +66,20 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     """Run a click command and leave the process with its exit code: an int that it returns, else that of its error.
 
     A request to terminate ends the command as an interrupt does, so that nothing is left behind. What the terminal's
-    encoding lacks is printed as an escape.
+    encoding lacks is printed as an escape, and what is printed to a stream that was closed is lost.
     """
+    # Python has no stream there, and a file that is opened later would take the number of stdout.
+    sys.stdin, sys.stdout, sys.stderr = sys.stdin or _nowhere("r"), sys.stdout or _nowhere("w"), sys.stderr or _nowhere("w")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.exit(exit_code(command, arguments))
+
+
+def _nowhere(mode: str) -> TextIO:
+    """Where what is printed is lost, and nothing is to be read."""
+    return cast(TextIO, open(os.devnull, mode))
 
 
 def exit_code(command: click.Command, arguments: list[str] | None = None) -> int:

@@ -65,3 +65,12 @@ def test_interrupted_and_terminated_commands_clean_up(number: signal.Signals) ->
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (130, b"cleaned\n", b"\ninterrupted\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_closed_streams_are_no_error(closed: str, more: list[str]) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-P", "-c", COMMANDS, "show", *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (">&-" not in closed.replace("2>&-", ""))
