@@ -29,7 +29,7 @@ class Output:
         self.json = json
 
     def data(self, value: Any, draw: Callable[[Any], RenderableType]) -> None:
-        """Print the command's result, `value` (anything msgspec can encode): as JSON, or as `draw` shows it (text unchanged)."""
+        """Print the command's result, `value` (anything msgspec can encode): as JSON, or as `draw` shows it."""
         if self.json:
             # Bytes: JSON is UTF-8 whatever the locale.
             sys.stdout.flush()

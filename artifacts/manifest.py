@@ -27,6 +27,8 @@ CHUNK = 16 << 20
 """Bytes a chunk digest covers."""
 CHUNKED_ABOVE = 64 << 20
 """Files larger than this have chunk digests."""
+KV_AXES = ("plane", "block", "key_value", "kv_head", "position", "head_dim")
+"""The one order of the KV pool that format 1.0 knows."""
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -76,8 +78,8 @@ class SourceRecord(_Record, frozen=True, kw_only=True):
 class KvLayout(_Record, frozen=True, kw_only=True):
     """How keys and values lie in memory. Two workers that exchange KV must agree on it.
 
-    `axes` from outermost to innermost; a plane's blocks are adjacent. `planes[loop][layer]` is the plane that a query of
-    that loop and layer sees.
+    `axes` from outermost to innermost, in format 1.0 KV_AXES: a plane's blocks are adjacent. `planes[loop][layer]` is the
+    plane that a query of that loop and layer sees, in format 1.0 loop * layers + layer.
     """
 
     axes: tuple[str, ...]

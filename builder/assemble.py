@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ouro_build.artifacts.geometry import Geometry
-from ouro_build.artifacts.manifest import WEIGHTS, ImageRecord, KvLayout, Manifest, TargetRecord, WeightsRecord
+from ouro_build.artifacts.manifest import KV_AXES, WEIGHTS, ImageRecord, KvLayout, Manifest, TargetRecord, WeightsRecord
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.writer import Content, plan_files, plan_paths
@@ -17,7 +17,6 @@ from ouro_build.builder.tokenizer_files import tokenizer_files
 from ouro_build.builder.toolchain import Toolchain
 
 MODES = ("dense",)
-KV_AXES = ("plane", "block", "key_value", "kv_head", "position", "head_dim")
 _DIGEST_DIGITS = 12
 
 Images = Mapping[str, Image]

@@ -12,6 +12,7 @@ import msgspec
 from ouro_build.artifacts.columns import LoadTimeEntry, encode
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.manifest import (
+    KV_AXES,
     ImageRecord,
     KvLayout,
     Manifest,
@@ -123,7 +124,7 @@ def base_manifest(parts: tuple[str, ...], weights: Any, *, embedded: bool = Fals
     """A manifest for `parts` whose files are not yet known."""
     planes = tuple(tuple(range(u * MODEL.layers, (u + 1) * MODEL.layers)) for u in range(MODEL.loops))
     kv = KvLayout(
-        axes=("plane", "block", "kind", "head", "token", "element"),
+        axes=KV_AXES,
         planes=planes,
         block_size=GEOMETRY.block_size,
         kv_heads=MODEL.kv_heads,

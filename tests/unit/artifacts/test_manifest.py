@@ -159,9 +159,13 @@ def test_inconsistent(manifest: Manifest, name: str) -> None:
     assert caught.value.where.startswith("manifest.json: ")
 
 
-def test_planes_are_each_used_once(manifest: Manifest) -> None:
-    kv = replace(manifest.kv, planes=((0, 1),) * 4)
-    with pytest.raises(ArtifactError, match=r"kv\.planes: not each of 8 planes once"):
+def test_the_kv_pool_has_the_order_that_kernels_compute(manifest: Manifest) -> None:
+    for planes in (((0, 1),) * 4, manifest.kv.planes[::-1]):
+        kv = replace(manifest.kv, planes=planes)
+        with pytest.raises(ArtifactError, match=r"kv\.planes: not loop \* layers \+ layer"):
+            check_manifest(replace(manifest, kv=kv, kv_digest=kv.digest))
+    kv = replace(manifest.kv, axes=("block", "plane", *manifest.kv.axes[2:]))
+    with pytest.raises(ArtifactError, match=r"kv\.axes: not plane, block"):
         check_manifest(replace(manifest, kv=kv, kv_digest=kv.digest))
     kv = replace(manifest.kv, planes=manifest.kv.planes[:3])
     with pytest.raises(ArtifactError, match=r"kv\.planes: not 4 loops of 2 layers"):
