@@ -141,10 +141,13 @@ def _build(preparation: Preparation, output: Path, workers: int, cache_dir: Path
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("planning", total=None)
-        report = Reporter(
-            phase=lambda name: bar.update(task, description=name),
-            images=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+
+        def phase(name: str) -> None:
+            bar.update(task, description=name)
+            if not console.is_terminal:  # a log has no bar, and minutes without a word look like a hang
+                console.print(name)
+
+        report = Reporter(phase, lambda done, total: bar.update(task, completed=done, total=total))
         cache = ImageCache(cache_dir or default_folder())
         built = build(preparation, output, cache=cache, workers=workers, force=force, report=report)
     return BuildResult(path=str(output), identity=built.identity, targets=_targets(preparation))
