@@ -70,8 +70,9 @@ def full_requests(plan: MemoryPlan, geometry: Geometry) -> int:
 
 
 def size(count: int) -> str:
-    """`count` bytes for people: 23.5 GiB, 310.2 MiB."""
-    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / MIB:.2f} MiB"
+    """`count` bytes for people: 23.50 GiB, 310.20 MiB, 4.00 KiB."""
+    unit, name = next(((unit, name) for unit, name in ((1 << 30, "GiB"), (MIB, "MiB")) if count >= unit), (1 << 10, "KiB"))
+    return f"{count / unit:.2f} {name}"
 
 
 def _too_small(part: Part, geometry: Geometry, budget: int, held: int, pools: Mapping[Pool, int], kv: int) -> BudgetError:

@@ -13,7 +13,7 @@ from ouro_build.artifacts.errors import BudgetError
 from ouro_build.artifacts.manifest import MemoryPlan
 from ouro_build.artifacts.parts import PARTS, Part, find_part
 from ouro_build.artifacts.plan import Pool
-from ouro_build.builder.budget import CONTEXT_BYTES, MIB, NODE_BYTES, default_budget, full_requests, plan_memory, reserve
+from ouro_build.builder.budget import CONTEXT_BYTES, MIB, NODE_BYTES, default_budget, full_requests, plan_memory, reserve, size
 from tests.unit.builder.plans import GEOMETRY, MODEL, launch, plan, work
 
 PART = find_part("l4")
@@ -83,3 +83,10 @@ def test_pools_of_no_bytes_are_not_listed() -> None:
     made = planned(None, {**POOLS, Pool.REFERENCES: 0})
     assert Pool.REFERENCES not in [r.pool for r in made.pools]
     assert msgspec.json.decode(msgspec.json.encode(made), type=type(made)) == made
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0.00 KiB"), (4096, "4.00 KiB"), (MIB - 1, "1024.00 KiB"), (MIB, "1.00 MiB"), (3 << 29, "1.50 GiB")]
+)
+def test_sizes_for_people(count: int, text: str) -> None:
+    assert size(count) == text
