@@ -10,7 +10,7 @@ from ouro_build.artifacts.errors import ArtifactError
 from ouro_build.artifacts.manifest import ORACLE
 
 MARGIN_UNIT = 64
-"""Margins are stored in 1/64 of a logit: coarse, so that they are the same bytes wherever the reference runs."""
+"""Margins are stored in 1/64 of a logit. In bfloat16 they still depend on the order in which a CPU sums."""
 MARGIN_LIMIT = 1 << 20
 
 
