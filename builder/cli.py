@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -25,6 +25,9 @@ from ouro_build.builder.output import facts, progress, stack, table
 from ouro_build.builder.plan_target import Preparation, prepare
 from ouro_build.builder.spec import BLOCK_SIZES, DTYPES, BuildSpec, find_parts, parse_buckets
 from ouro_build.runtime.paths import NO_CUDA, torch_has_cuda
+
+if TYPE_CHECKING:
+    from ouro_build.builder.build import Built
 
 
 class PoolSize(msgspec.Struct, frozen=True):
@@ -122,9 +125,10 @@ def cli(
     if dry_run:
         out.data(BuildResult(path="", identity="", targets=_targets(preparation)), lambda result: _drawn(result, preparation))
         return
-    result = _build(preparation, output, workers or os.cpu_count() or 1, cache_dir, force)
-    out.data(result, lambda built: _drawn(built, preparation))
-    _warm(output, preparation, record, out)
+    built = _build(preparation, output, workers or os.cpu_count() or 1, cache_dir, force)
+    result = BuildResult(path=str(output), identity=built.identity, targets=_targets(preparation))
+    out.data(result, lambda _: _drawn(result, preparation))
+    _warm(built, preparation, record, out)
 
 
 def main() -> None:
@@ -132,7 +136,7 @@ def main() -> None:
     run(cli)
 
 
-def _build(preparation: Preparation, output: Path, workers: int, cache_dir: Path | None, force: bool) -> BuildResult:
+def _build(preparation: Preparation, output: Path, workers: int, cache_dir: Path | None, force: bool) -> Built:
     # Imported here: the reference runtime is not needed to plan.
     from ouro_build.builder.build import Reporter, build
     from ouro_build.builder.cache import ImageCache, default_folder
@@ -149,11 +153,10 @@ def _build(preparation: Preparation, output: Path, workers: int, cache_dir: Path
 
         report = Reporter(phase, lambda done, total: bar.update(task, completed=done, total=total))
         cache = ImageCache(cache_dir or default_folder())
-        built = build(preparation, output, cache=cache, workers=workers, force=force, report=report)
-    return BuildResult(path=str(output), identity=built.identity, targets=_targets(preparation))
+        return build(preparation, output, cache=cache, workers=workers, force=force, report=report)
 
 
-def _warm(output: Path, preparation: Preparation, record: Path | None, out: Output) -> None:
+def _warm(built: Built, preparation: Preparation, record: Path | None, out: Output) -> None:
     """Check and time what was built, where this machine has a GPU that it was built for."""
     from ouro_build.runtime.machine import probe
 
@@ -161,11 +164,12 @@ def _warm(output: Path, preparation: Preparation, record: Path | None, out: Outp
         machine = probe()
     except DeviceError as error:
         machine = Machine.absent(error.what)
-    artifact = open_artifact(output, "sizes")
-    obstacle = _obstacle(machine, fit(artifact.manifest, machine))
+    # By the manifest that was written: what is at the path may by now be another build's, or half replaced by it.
+    obstacle = _obstacle(machine, fit(built.manifest, machine))
     if obstacle:
         out.say(f"not warmed: {obstacle}")
         return
+    artifact = open_artifact(built.path, "sizes")
     # Imported here: it needs a device.
     from ouro_build.builder.warm import warm
 

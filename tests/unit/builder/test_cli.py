@@ -19,6 +19,7 @@ from ouro_build.artifacts.parts import find_part
 from ouro_build.builder import build as build_module
 from ouro_build.builder import cli as cli_module
 from ouro_build.builder.cli import cli
+from ouro_build.runtime import machine as machine_module
 from ouro_build.runtime.paths import NO_CUDA
 from tests.artifact_maker import base_manifest, weights_record
 
@@ -213,6 +214,22 @@ def test_what_keeps_a_build_from_being_warmed_is_named(
     monkeypatch.setattr(cli_module, "torch_has_cuda", lambda: cuda)
     obstacle = cli_module._obstacle(machine, fit(base_manifest(("h200",), weights_record()), machine))
     assert obstacle.startswith(said) if said else obstacle == ""
+
+
+def test_a_build_whose_output_was_replaced_meanwhile_has_succeeded(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another build with --force may be exchanging or removing what is under the name."""
+
+    def built(_: object, output: Path, **__: object) -> build_module.Built:
+        output.mkdir()
+        return build_module.Built(output, "its identity", base_manifest(("h200",), weights_record()), 0, 0)
+
+    monkeypatch.setattr(build_module, "build", built)
+    monkeypatch.setattr(machine_module, "probe", lambda: Machine.absent("no CUDA driver"))
+    code, out, err = invoke("--json")
+    assert (code, err.splitlines()[-1]) == (0, "not warmed: no CUDA driver")
+    assert json.loads(out)["identity"] == "its identity"
 
 
 def test_help_names_every_flag() -> None:
