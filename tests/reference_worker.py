@@ -17,7 +17,8 @@ from ouro_build.runtime.engine import Engine
 from ouro_build.runtime.memory import HostMemory
 from ouro_build.runtime.step import Steps
 
-GOLDEN = Path(__file__).parent / "data" / "golden"
+DATA = Path(__file__).parent / "data"
+GOLDEN = DATA / "golden"
 GOLDEN_CASES = ("mha-fp32", "gqa-fp32", "mha-bf16")
 
 

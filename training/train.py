@@ -1,6 +1,6 @@
 """Trains the small looped model and writes checkpoint, model card and held-out text.
 
-python training/train.py --data DIR --out DIR --minutes 8
+python training/train.py --data DIR --out DIR --minutes 3
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="what prepare.py wrote")
     parser.add_argument("--out", type=Path, required=True, help="where checkpoint and card go")
     parser.add_argument("--state", type=Path, help="where the run's state is kept, to be resumed from (default: OUT/state)")
-    parser.add_argument("--minutes", type=float, default=8.0, help="training time, evaluation not counted (default: 8)")
+    parser.add_argument("--minutes", type=float, default=3.0, help="training time, evaluation not counted (default: 3)")
     parser.add_argument("--steps", type=int, help="exactly so many steps instead, whatever they take")
     parser.add_argument("--rows", type=int, default=64, help="sequences a step (default: 64)")
     parser.add_argument("--rate", type=float, default=Course.rate, help=f"peak learning rate (default: {Course.rate})")
@@ -80,6 +80,7 @@ class Trainer:
         self._given = given
         self._state = given.state or given.out / "state"
         self._run = {"seed": given.seed, "rows": given.rows, "rate": given.rate, "steps": given.steps, "shape": vars(shape)}
+        self._run["objective"] = vars(self.objective)
         self.progress = restore(self._state, self._run, self.model, self._optimizers)
         if given.steps:
             self.progress.descent_from = self.course.descent_from(given.steps)

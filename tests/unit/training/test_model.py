@@ -74,7 +74,7 @@ def test_exit_distribution_survives_extreme_gates() -> None:
 
 def test_objective_is_the_documented_sum(model: LoopedModel) -> None:
     tokens = torch.randint(SMALL.vocabulary, (2, 17))
-    how = Objective(entropy=0.3, floor=0.2)
+    how = Objective(entropy=0.3, floor=0.2, prior=(0.1, 0.2, 0.3, 0.4))
     loss, nats, p = objective(model, tokens[:, :-1], tokens[:, 1:], torch.float32, how)
     torch.autograd.backward(loss)
     assert nats.shape == p.shape == (4,)
@@ -82,7 +82,8 @@ def test_objective_is_the_documented_sum(model: LoopedModel) -> None:
     hidden, gates = model(tokens[:, :-1], torch.float32)
     each = -model.logits(hidden).log_softmax(-1).gather(-1, tokens[:, 1:].expand(4, 2, 16)[..., None])[..., 0]
     pdf = exit_pdf(gates)
-    by_hand = ((0.8 * pdf + 0.05) * each).sum(0) + 0.3 * (pdf * (4 * pdf).log()).sum(0)
+    prior = torch.tensor(how.prior)[:, None, None]
+    by_hand = ((0.8 * pdf + 0.2 * prior) * each).sum(0) + 0.3 * (pdf * (pdf / prior).log()).sum(0)
     torch.testing.assert_close(loss, by_hand.mean(), atol=1e-5, rtol=1e-5)
 
 
