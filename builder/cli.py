@@ -236,3 +236,7 @@ def _memory_rows(memory: MemoryPlan, geometry: Geometry) -> list[tuple[str, str,
 
 def _joined(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
+
+
+if __name__ == "__main__":
+    main()

@@ -191,3 +191,7 @@ def _verdict(seen: SelfTest) -> str:
 def main() -> None:
     """Entry point."""
     run(cli)
+
+
+if __name__ == "__main__":
+    main()
