@@ -20,7 +20,7 @@ KERNEL = Kernel(
 def bind(part: Part, *, bucket: int, inputs: Buffer, row_state: Buffer, block_tables: Buffer, block_size: int) -> Launch:
     """Apply the first `bucket` records of `inputs`, no two of which may name the same slot.
 
-    inputs int32 [rows, RECORD] in `RowInput` columns, row_state int32 [slots, RECORD] in `Row` columns, block_tables int32
+    inputs int32 [rows, RECORD] in `InputColumn` columns, row_state int32 [slots, RECORD] in `Row` columns, block_tables int32
     [requests, blocks]. A record whose slot is negative is skipped. Columns that are not negative replace the slot's; a
     position also makes the slot active. A slot that is active afterwards holds its own id and enters loop 0; one that is
     not stays as it was. A block that is not negative becomes the entry of the slot's request at the slot's position.

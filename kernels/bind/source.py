@@ -1,4 +1,4 @@
-"""Triton source of `bind`: one thread a record. `given` is in columns of `RowInput`, `state` of `Row`."""
+"""Triton source of `bind`: one thread a record. `given` is in columns of `InputColumn`, `state` of `Row`."""
 
 import triton
 import triton.language as tl

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ouro_build.artifacts.plan import Launch
-from ouro_build.artifacts.rows import RECORD, Row, RowInput
+from ouro_build.artifacts.rows import RECORD, InputColumn, Row
 from ouro_build.kernels.advance import advance
 from ouro_build.kernels.bind import bind
 from ouro_build.kernels.resolve import resolve
@@ -24,8 +24,8 @@ Run = Callable[[Launch, dict[str, Tensor]], None]
 """`run_source` or `run_reference` of the harness."""
 REQUESTS, TABLE_WIDTH, BLOCK_SIZE, LOOPS = 3, 5, 4, 4
 POSITIONS = TABLE_WIDTH * BLOCK_SIZE
-KEPT = ((RowInput.TOKEN, Row.TOKEN), (RowInput.MODE, Row.MODE), (RowInput.REFERENCE_SLOT, Row.REFERENCE_SLOT),
-        (RowInput.GENERATION, Row.GENERATION), (RowInput.POSITION, Row.POSITION), (RowInput.REQUEST, Row.REQUEST))  # fmt: skip
+KEPT = ("TOKEN", "MODE", "REFERENCE_SLOT", "GENERATION", "POSITION", "REQUEST")
+"""Columns of a row input that replace the slot's."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Scene:
 
 def entry_of(states: Records, given: list[int]) -> tuple[int, int] | None:
     """The block table entry that a row input may set."""
-    slot = given[RowInput.SLOT]
-    if slot < 0 or (states[slot][Row.LOOP] < 0 and given[RowInput.POSITION] < 0):
+    slot = given[InputColumn.SLOT]
+    if slot < 0 or (states[slot][Row.LOOP] < 0 and given[InputColumn.POSITION] < 0):
         return None
-    pairs = ((RowInput.REQUEST, Row.REQUEST), (RowInput.POSITION, Row.POSITION))
+    pairs = ((InputColumn.REQUEST, Row.REQUEST), (InputColumn.POSITION, Row.POSITION))
     request, position = (given[i] if given[i] >= 0 else states[slot][s] for i, s in pairs)
     return request, position // BLOCK_SIZE
 
@@ -64,10 +64,10 @@ def scene(random: Random, slots: int) -> Scene:
         return [values.get(column, random.randint(0, 99)) for column in Row]
 
     def given(slot: int) -> list[int]:
-        values = {RowInput.SLOT: slot, RowInput.POSITION: kept(POSITIONS - 1), RowInput.REQUEST: kept(REQUESTS - 1)}
+        values = {InputColumn.SLOT: slot, InputColumn.POSITION: kept(POSITIONS - 1), InputColumn.REQUEST: kept(REQUESTS - 1)}
         if states[slot][Row.REQUEST] < 0:
-            values[RowInput.REQUEST] = random.randrange(REQUESTS)
-        return [values[column] if column in values else kept() for column in RowInput]
+            values[InputColumn.REQUEST] = random.randrange(REQUESTS)
+        return [values[column] if column in values else kept() for column in InputColumn]
 
     states = [state(slot) for slot in range(slots)]
     inputs = [given(slot) if random.random() < 0.7 else [-1] * RECORD for slot in random.sample(range(slots), slots)]
@@ -76,7 +76,7 @@ def scene(random: Random, slots: int) -> Scene:
     for record in inputs:
         entry = entry_of(states, record)
         if entry is not None:
-            record[RowInput.BLOCK] = entries.setdefault(entry, record[RowInput.BLOCK])
+            record[InputColumn.BLOCK] = entries.setdefault(entry, record[InputColumn.BLOCK])
     return Scene(
         bucket=random.randint(1, slots),
         state=states,
@@ -96,15 +96,15 @@ def bound(scene: Scene) -> tuple[Records, Records]:
     """(state, tables) after `bind`."""
     state, tables = [list(r) for r in scene.state], [list(r) for r in scene.tables]
     for given in scene.inputs[: scene.bucket]:
-        entry, slot = entry_of(scene.state, given), given[RowInput.SLOT]
+        entry, slot = entry_of(scene.state, given), given[InputColumn.SLOT]
         if entry is None:
             continue
-        for source, target in KEPT:
-            if given[source] >= 0:
-                state[slot][target] = given[source]
+        for name in KEPT:
+            if given[InputColumn[name]] >= 0:
+                state[slot][Row[name]] = given[InputColumn[name]]
         state[slot][Row.SLOT], state[slot][Row.LOOP] = slot, 0
-        if given[RowInput.BLOCK] >= 0:
-            tables[entry[0]][entry[1]] = given[RowInput.BLOCK]
+        if given[InputColumn.BLOCK] >= 0:
+            tables[entry[0]][entry[1]] = given[InputColumn.BLOCK]
     return state, tables
 
 

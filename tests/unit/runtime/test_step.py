@@ -32,8 +32,8 @@ def io() -> NDArray[np.uint8]:
 
 
 def test_a_row_has_the_columns_that_the_device_reads() -> None:
-    assert [name.upper() for name in RowInput._fields] == [column.name for column in columns.RowInput]
-    assert len(columns.RowInput) == len(columns.Row) == columns.RECORD
+    assert [name.upper() for name in RowInput._fields] == [column.name for column in columns.InputColumn]
+    assert len(columns.InputColumn) == len(columns.Row) == columns.RECORD
 
 
 @pytest.mark.parametrize(
