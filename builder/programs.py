@@ -108,9 +108,12 @@ class Programs:
         return recorder.plan()
 
     def _resolve(self, recorder: Recorder, bucket: int, batch: Buffer, loop_limit: int) -> Buffer:
-        """Row records of `batch`; rows whose loop is `loop_limit` or more are inactive in this program."""
+        """Row records of `batch`; rows whose loop is `loop_limit` or more, or past the context, are inactive in the program."""
         rows = recorder.workspace("rows", "int32", bucket, RECORD)
-        recorder.add(resolve(self._part, batch=batch, row_state=self._buffers.row_state, rows=rows, loop_limit=loop_limit))
+        recorder.add(
+            resolve(self._part, batch=batch, row_state=self._buffers.row_state, rows=rows, loop_limit=loop_limit,
+                    position_limit=self._geometry.max_context)
+        )  # fmt: skip
         return rows
 
     def _coda_rows(self, recorder: Recorder, bucket: int) -> Buffer:

@@ -29,6 +29,8 @@ def bind(inputs: Tensor, row_state: Tensor, block_tables: Tensor, bucket: int, B
     state[:, Row.LOOP] = 0
     row_state[slots] = state
 
-    entered = given[:, InputColumn.BLOCK] >= 0
-    requests, positions = state[entered, Row.REQUEST].long(), state[entered, Row.POSITION].long()
-    block_tables[requests, positions // BLOCK_SIZE] = given[entered, InputColumn.BLOCK]
+    count, width = block_tables.shape
+    requests, positions = state[:, Row.REQUEST].long(), state[:, Row.POSITION].long()
+    inside = (requests >= 0) & (requests < count) & (positions >= 0) & (positions < width * BLOCK_SIZE)
+    entered = inside & (given[:, InputColumn.BLOCK] >= 0)
+    block_tables[requests[entered], positions[entered] // BLOCK_SIZE] = given[entered, InputColumn.BLOCK]

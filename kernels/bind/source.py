@@ -14,7 +14,10 @@ def _override(given_at, state_at, live):
 
 
 @triton.jit
-def bind(inputs, row_state, block_tables, bucket, BLOCK_SIZE: tl.constexpr, TABLE_WIDTH: tl.constexpr, ROWS: tl.constexpr):
+def bind(
+    inputs, row_state, block_tables, bucket, BLOCK_SIZE: tl.constexpr, REQUESTS: tl.constexpr, TABLE_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     given = inputs + row.to(tl.int64) * 8
     slot = tl.load(given, mask=row < bucket, other=-1)
@@ -35,4 +38,5 @@ def bind(inputs, row_state, block_tables, bucket, BLOCK_SIZE: tl.constexpr, TABL
 
     block = tl.load(given + 4, mask=live, other=-1)
     entry = block_tables + request.to(tl.int64) * TABLE_WIDTH + position // BLOCK_SIZE
-    tl.store(entry, block, mask=block >= 0)
+    inside = (request >= 0) & (request < REQUESTS) & (position >= 0) & (position < TABLE_WIDTH * BLOCK_SIZE)
+    tl.store(entry, block, mask=inside & (block >= 0))

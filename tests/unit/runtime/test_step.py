@@ -88,6 +88,20 @@ def test_a_prompt_chunk_and_its_sampling_are_described_in_one_copy(monkeypatch: 
     assert np.allclose(one.logits[0], again.logits[0], atol=1e-5)  # another bucket, another order of sums
 
 
+def test_a_row_that_decodes_past_its_context_touches_nothing() -> None:
+    """Its next block would be the first entry of the next request's block table."""
+    steps, memory = worker().steps, worker().memory
+    last = steps.geometry.max_context - 1
+    steps.start([RowInput(1, 3, 0, 1, 2)])
+    steps.decode([RowInput(0, 5, last, 0, 1)])
+    assert steps.state("row_state")[0, columns.Row.POSITION] == last + 1
+    before = [memory.read(pool, 0, memory.size(pool)) for pool in (Pool.KV, Pool.STATE)]
+    for row in (RowInput(0), RowInput(0, block=3)):
+        steps.decode([row])
+        after = [memory.read(pool, 0, memory.size(pool)) for pool in (Pool.KV, Pool.STATE)]
+        assert all(map(np.array_equal, before, after))
+
+
 def test_plans_without_the_hosts_buffers_are_refused() -> None:
     model, geometry = worker().steps.model, worker().steps.geometry
     buffers = {b.name: b for b in worker().preparation.targets[0].index.buffers}
