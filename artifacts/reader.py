@@ -26,7 +26,7 @@ from ouro_build.artifacts.manifest import (
     identity,
 )
 from ouro_build.artifacts.oracle import Oracle, decode_oracle
-from ouro_build.artifacts.plan_checks import check_arguments, check_plans
+from ouro_build.artifacts.plan_checks import check_arguments, check_graphs, check_plans
 
 TOKENIZER = "tokenizer/tokenizer.json"
 Verify = Literal["full", "all_but_weights", "sizes"]
@@ -54,6 +54,7 @@ class Artifact:
         check_plans(self.manifest, target, index)
         columns = columns_from_bytes(index, self.read(target.plan_columns), target.plan_columns)
         check_arguments(index, columns, target.plan_columns)
+        check_graphs(index, columns, target.plan_index)
         return index, columns
 
     def oracle(self) -> Oracle:

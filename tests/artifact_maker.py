@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from ouro_build.artifacts.columns import LoadTimeEntry, encode
+from ouro_build.artifacts.columns import GraphEntry, LoadTimeEntry, encode
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.manifest import (
     KV_AXES,
@@ -88,13 +88,17 @@ def make_artifact(
     *,
     embedded: bool = False,
     cubin: Callable[[ImageRecord], bytes] = no_cubin,
+    graphs: tuple[GraphEntry, ...] | None = None,
     **changes: Any,
 ) -> Path:
-    """Publish an artifact at `path`; `cubin` gives the bytes of each image, `changes` replace fields of its manifest."""
+    """Publish an artifact at `path`.
+
+    `cubin` gives the bytes of each image, `graphs` replace those of single plans, `changes` fields of its manifest.
+    """
     weights = io.BytesIO()
     record = weights_record(weights)
     manifest = msgspec.structs.replace(base_manifest(parts, record, embedded=embedded), **changes)
-    files: dict[str, Content] = dict(plan_files(manifest, dict.fromkeys(parts, encoded_plans())))
+    files: dict[str, Content] = dict(plan_files(manifest, dict.fromkeys(parts, encoded_plans(graphs))))
     files["oracle.json"] = encode_oracle(ORACLE)
     files["tokenizer/tokenizer.json"] = b"{}"
     for target in manifest.targets:
@@ -115,9 +119,10 @@ def void(_: object) -> None:
     """Turns an expression into a statement."""
 
 
-def encoded_plans() -> Any:
-    """(index, columns) of `PLANS`."""
-    return encode(PLANS, (KV, BATCH, EMBEDDING, ROWS), (LoadTimeEntry(LoadTimeValue.KV_PLANE_STRIDE, 16),))
+def encoded_plans(graphs: tuple[GraphEntry, ...] | None = None) -> Any:
+    """(index, columns) of `PLANS`, with these graphs in place of one a plan."""
+    index, columns = encode(PLANS, (KV, BATCH, EMBEDDING, ROWS), (LoadTimeEntry(LoadTimeValue.KV_PLANE_STRIDE, 16),))
+    return (index if graphs is None else msgspec.structs.replace(index, graphs=graphs)), columns
 
 
 def base_manifest(parts: tuple[str, ...], weights: Any, *, embedded: bool = False) -> Manifest:

@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ouro_build.artifacts.columns import decode
+from ouro_build.artifacts import writer
+from ouro_build.artifacts.columns import GraphEntry, GraphStep, decode
 from ouro_build.artifacts.errors import ArtifactError, UsageError, VersionError
+from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import open_artifact
 from tests.artifact_maker import ORACLE, PLANS, make_artifact
+
+TOKEN = ProgramKey("token", 1)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +58,33 @@ def test_reads_back_what_was_written(sound: Path, verify: str) -> None:
     assert artifact.oracle() == ORACLE
     assert artifact.tokenizer() == b"{}"
     assert artifact.observed_path == artifact.path.parent / "tiny.ouro.observed"
+
+
+def test_graphs_of_several_runs_are_read(tmp_path: Path) -> None:
+    graphs = (GraphEntry(PLANS[1].key, (GraphStep(1),)), GraphEntry(TOKEN, (GraphStep(0), GraphStep(1, 4))))
+    artifact = open_artifact(make_artifact(tmp_path / "tiny.ouro", ("h200",), graphs=graphs))
+    index, _ = artifact.plans(artifact.manifest.targets[0])
+    assert index.graphs == graphs
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (GraphEntry(TOKEN, (GraphStep(0, 0),)), r"plans/h200.json: graphs\[0\] \(token/1/dense\): it runs a plan 0 times"),
+        (GraphEntry(ProgramKey("token", 1, "consume"), (GraphStep(0),)), "token/1/consume has no rows, or a mode"),
+        (GraphEntry(ProgramKey("token", 0), (GraphStep(0),)), "token/0/dense has no rows, or a mode"),
+    ],
+)
+def test_graphs_that_cannot_be_are_neither_written_nor_read(
+    tmp_path: Path, graph: GraphEntry, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        make_artifact(tmp_path / "tiny.ouro", ("h200",), graphs=(graph,))
+    monkeypatch.setattr(writer, "check_plans", lambda *_: None)
+    monkeypatch.setattr(writer, "check_graphs", lambda *_: None)
+    path = make_artifact(tmp_path / "tiny.ouro", ("h200",), graphs=(graph,))
+    with pytest.raises(ArtifactError, match=message):
+        open_artifact(path)
 
 
 def test_two_builds_are_the_same_bytes(sound: Path, tmp_path: Path) -> None:
