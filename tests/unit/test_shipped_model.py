@@ -65,10 +65,11 @@ def sequence_losses(ids: list[int]) -> list[float]:
     steps = worker().steps
     slots = list(range(steps.geometry.decode_slots, steps.geometry.decode_slots + len(ids)))
     size = steps.geometry.block_size
-    steps.start([RowInput(slots[i], t, i, 0, i // size if i % size == 0 else -1) for i, t in enumerate(ids)])
+    steps.describe([RowInput(slots[i], t, i, 0, i // size if i % size == 0 else -1) for i, t in enumerate(ids)])
+    steps.run("prelude", len(ids))
     losses = []
     for _ in range(steps.model.loops):
-        steps.prefill_loop(len(ids))
+        steps.run("prefill", len(ids))
         logits = steps.coda(slots[:-1]).astype(np.float64)
         top = logits.max(1, keepdims=True)
         log_sum = np.log(np.exp(logits - top).sum(1)) + top[:, 0]

@@ -38,9 +38,10 @@ def test_every_loop_of_a_prompt(case: tuple[ReferenceWorker, str]) -> None:
     for i, prompt in prompts(name).items():
         rows = prompt_rows(worker, prompt["ids"])
         slots = [row.slot for row in rows]
-        worker.steps.start(rows)
+        worker.steps.describe(rows)
+        worker.steps.run("prelude", len(rows))
         for loop in range(worker.steps.model.loops):
-            worker.steps.prefill_loop(len(rows))
+            worker.steps.run("prefill", len(rows))
             assert abs(worker.steps.state("hidden")[slots] - want[f"{i}.hidden"][loop]).max() < LIMIT
             assert abs(worker.steps.state("gate_logits")[slots, loop] - want[f"{i}.gate_logit"][loop]).max() < LIMIT
             assert abs(worker.steps.state("exit_probability")[slots, loop] - want[f"{i}.exit_pdf"][loop]).max() < LIMIT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -44,19 +45,24 @@ def test_values_that_nothing_has_never_reach_the_device(column: str, limit: int)
         worker().memory.fill(Pool.IO, 0xA5)
         before = io()
         with pytest.raises(RequestError, match=f"row 1: {column} is {value}, below {limit} expected"):
-            worker().steps.start([GOOD, RowInput(**{**RowInput(1)._asdict(), column: value})])
+            worker().steps.describe([GOOD, RowInput(**{**RowInput(1)._asdict(), column: value})])
         assert np.array_equal(io(), before)
-    worker().steps.start([RowInput(**{**GOOD._asdict(), column: limit - 1})])
+    worker().steps.describe([RowInput(**{**GOOD._asdict(), column: limit - 1})])
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s.start([GOOD, GOOD]), "two rows name one state slot"),
-        (lambda s: s.start([RowInput(i) for i in range(5)]), "5 rows, there is room for 4"),
-        (lambda s: s.prefill_loop(5), "5 rows, the largest bucket of prefill is 4"),
+        (lambda s: s.describe([GOOD, GOOD]), "two rows name one state slot"),
+        (lambda s: s.describe([RowInput(i) for i in range(5)]), "5 rows, there is room for 4"),
+        (lambda s: s.run("prefill", 5), "5 rows, the largest bucket of prefill is 4"),
+        (lambda s: s.run("prelude", 5), "5 rows, the largest bucket of prelude is 4"),
+        (lambda s: s.run("recurrent", 3), "3 rows, the largest bucket of recurrent is 2"),
+        (lambda s: s.run("nothing", 1), "no plan for nothing/1"),
+        (lambda s: s.collect(3), "3 rows, a step samples for 0 … 2"),
+        (lambda s: s.collect(-1), "-1 rows, a step samples for 0 … 2"),
         (lambda s: s.coda([6]), "slot 6, below 6 expected"),
-        (lambda s: s.start([GOOD], [0, 1, 2]), "3 coda slots, there is room for 2"),
+        (lambda s: s.describe([GOOD], [0, 1, 2]), "3 coda slots, there is room for 2"),
         (lambda s: s.decode([GOOD], depth=5), r"depth 5 is outside 1 … 4"),
         (lambda s: s.decode([GOOD], mode="consume"), r"no plan for recurrent/1/consume"),
     ],
@@ -92,7 +98,7 @@ def test_a_row_that_decodes_past_its_context_touches_nothing() -> None:
     """Its next block would be the first entry of the next request's block table."""
     steps, memory = worker().steps, worker().memory
     last = steps.geometry.max_context - 1
-    steps.start([RowInput(1, 3, 0, 1, 2)])
+    steps.describe([RowInput(1, 3, 0, 1, 2)])
     steps.decode([RowInput(0, 5, last, 0, 1)])
     assert steps.state("row_state")[0, columns.Row.POSITION] == last + 1
     before = [memory.read(pool, 0, memory.size(pool)) for pool in (Pool.KV, Pool.STATE)]
@@ -100,6 +106,85 @@ def test_a_row_that_decodes_past_its_context_touches_nothing() -> None:
         steps.decode([row])
         after = [memory.read(pool, 0, memory.size(pool)) for pool in (Pool.KV, Pool.STATE)]
         assert all(map(np.array_equal, before, after))
+
+
+def prompt(request: int, *tokens: int) -> list[RowInput]:
+    """A prompt's rows, in the first of the request's two blocks; the last row in the slot where it decodes."""
+    last = len(tokens) - 1
+    slots = [request if i == last else 2 + i for i in range(len(tokens))]
+    return [
+        RowInput(s, t, i, request, 2 * request if i == 0 else -1) for i, (s, t) in enumerate(zip(slots, tokens, strict=True))
+    ]
+
+
+def test_steps_may_be_submitted_before_earlier_ones_are_read() -> None:
+    steps, rows = worker().steps, [RowInput(0)]
+    steps.prefill(prompt(0, 7, 8, 9), [0])
+    one_by_one = [steps.decode(rows, logits=True) for _ in range(3)]
+    first = steps.submit_prefill(prompt(0, 7, 8, 9), [0])
+    ahead = [steps.submit_decode(rows, logits=True) for _ in range(3)]
+    assert first.result().tokens.shape == (1,)
+    for submitted, want in reversed(list(zip(ahead, one_by_one, strict=True))):
+        for got in (submitted.result(), submitted.result()):
+            assert got.tokens.tolist() == want.tokens.tolist()
+            assert got.logits is not None
+            assert want.logits is not None
+            assert np.array_equal(got.logits, want.logits)
+    assert len({step.logits.tobytes() for step in one_by_one if step.logits is not None}) == len(one_by_one)
+
+
+def test_nothing_is_waited_for_before_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, waited = worker().memory, []
+    read_later = memory.read_later
+
+    class Noted:
+        def __init__(self, *where: Any) -> None:
+            self._pending = read_later(*where)
+
+        def result(self) -> NDArray[np.uint8]:
+            waited.append(self)
+            return self._pending.result()
+
+    monkeypatch.setattr(memory, "read_later", Noted)
+    submitted = [worker().steps.submit_prefill(prompt(0, 7, 8), [0], logits=True)]
+    submitted += [worker().steps.submit_decode([RowInput(0)], depth=2) for _ in range(2)]
+    assert waited == []
+    submitted[1].result()
+    assert len(waited) == 1
+    submitted[0].result()
+    assert len(waited) == 3
+
+
+def test_a_step_of_single_programs_is_decode() -> None:
+    steps = worker().steps
+    steps.prefill(prompt(0, 7, 8), [0])
+    steps.prefill(prompt(1, 9), [1])
+    want = steps.decode([RowInput(0), RowInput(1)], logits=True)
+    steps.prefill(prompt(0, 7, 8), [0])
+    steps.prefill(prompt(1, 9), [1])
+    steps.describe([RowInput(0), RowInput(1)], [0, 1])
+    for program in ("prelude", *["recurrent"] * steps.model.loops, "coda", "sample", "advance"):
+        steps.run(program, 2)
+    got = steps.collect(2, logits=True)
+    assert got.logits is not None
+    assert want.logits is not None
+    assert got.tokens.tolist() == want.tokens.tolist()
+    assert np.array_equal(got.logits, want.logits)
+    alone = steps.collect(1)
+    assert (alone.tokens.tolist(), alone.logits) == (want.tokens[:1].tolist(), None)
+
+
+def test_more_rows_than_the_largest_bucket_are_collected_in_order() -> None:
+    steps = worker().steps
+    chunk = prompt(0, 7, 8, 9)
+    steps.prefill(chunk)
+    slots = [row.slot for row in chunk]
+    every = steps.coda(slots)
+    assert every.shape == (3, steps.model.vocab_size)
+    for at, slot in enumerate(slots):
+        assert np.allclose(steps.coda([slot])[0], every[at], atol=1e-5)
+    assert steps.submit_decode([]).result().tokens.tolist() == []
+    assert steps.coda([]).shape == (0, steps.model.vocab_size)
 
 
 def test_plans_without_the_hosts_buffers_are_refused() -> None:
