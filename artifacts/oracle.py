@@ -14,7 +14,7 @@ from ouro_build.artifacts.errors import ArtifactError
 from ouro_build.artifacts.manifest import ORACLE
 
 MARGIN_UNIT = 64
-"""Margins are stored in 1/64 of a logit, rounded down: far coarser than what the order of float32 sums changes."""
+"""Margins are stored in 1/64 of a logit, rounded down: far coarser than what a CPU's order of float32 sums changes."""
 MARGIN_LIMIT = 1 << 20
 
 

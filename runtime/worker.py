@@ -21,12 +21,13 @@ from ouro_build.artifacts.reader import TOKENIZER, Artifact, open_artifact
 from ouro_build.artifacts.records import CoverageRecord, Reason, StartupRecord
 from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.dispatch import Dispatcher
-from ouro_build.runtime.driver import Driver, open_driver
+from ouro_build.runtime.driver import Driver
 from ouro_build.runtime.engine import Engine, FinishReason, Request
 from ouro_build.runtime.executor import ExecutorName
 from ouro_build.runtime.host_pools import open_host_pools
 from ouro_build.runtime.machine import describe
 from ouro_build.runtime.memory import Memory
+from ouro_build.runtime.opening import OpeningDriver
 from ouro_build.runtime.paths import Choice, WorkerPath, choose_path
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.startup import StartupClock
@@ -206,15 +207,15 @@ def load(
     clock = clock or StartupClock()
     with ExitStack() as undo:
         with clock.phase("load"):
+            opening = OpeningDriver(device, clock)
+            undo.callback(opening.close)
             with clock.phase("open and verify"):
                 artifact = open_artifact(Path(path), "all_but_weights")
             built = artifact.manifest.geometry.max_requests
             if max_requests is not None and not 1 <= max_requests <= built:
                 raise UsageError(f"{max_requests} is outside 1 … {built}, what was built", where="--max-requests")
-            with clock.phase("device"):
-                driver, machine = _open_device(device)
-                if driver is not None:
-                    undo.callback(driver.close)
+            with clock.phase("wait for device"):
+                driver, machine = _opened(opening)
             chosen = choose_path(artifact.manifest, machine, executor, memory)
             opened = _open_pools(artifact, chosen, weights, clock, driver)
             undo.callback(opened.close)
@@ -223,9 +224,9 @@ def load(
         return worker
 
 
-def _open_device(device: int) -> tuple[Driver | None, Machine]:
+def _opened(opening: OpeningDriver) -> tuple[Driver | None, Machine]:
     try:
-        driver = open_driver(device)
+        driver = opening.result()
     except NoDeviceError as error:
         return None, Machine.absent(error.what)
     return driver, describe(driver)
