@@ -62,10 +62,11 @@ def scene(random: Random, slots: int) -> Scene:
         return random.choice((-1, random.randint(0, top)))
 
     def any_position() -> int:
-        return random.choice((random.randrange(POSITIONS), random.choice((-2, -1, POSITIONS, POSITIONS + 1, 2**31 - 1))))
+        outside = random.choice((-2, -1, POSITIONS, POSITIONS + 1, 2**31 - 1))
+        return random.choice((random.randrange(POSITIONS), outside))
 
     def any_request() -> int:
-        return random.choice((*range(REQUESTS), REQUESTS, -1))
+        return random.randint(-1, REQUESTS)
 
     def state(slot: int) -> list[int]:
         if random.random() < 0.4:
