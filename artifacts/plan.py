@@ -33,6 +33,7 @@ class LoadTimeValue(Enum):
     KV_BLOCKS = "kv_blocks"  # KV blocks of every plane
     KV_PLANE_STRIDE = "kv_plane_stride"  # elements from a KV plane to the next
     SM_COUNT = "sm_count"
+    KV_BLOCK_STRIDE = "kv_block_stride"  # elements from a KV block of a plane to the next
 
 
 LOAD_TIME_VALUES: tuple[LoadTimeValue, ...] = tuple(LoadTimeValue)

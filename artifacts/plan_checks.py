@@ -39,7 +39,10 @@ def check_plans(manifest: Manifest, target: TargetRecord, index: PlanIndex) -> N
             what = f"{specialization.kernel} takes {wanted} parameters, image {image.path} {len(image.parameters)}"
             raise ArtifactError(what, where=f"{where}: specializations[{i}]")
     for i, buffer in enumerate(index.buffers):
-        _check_buffer(buffer, target, f"{where}: buffers[{i}] ({buffer.name})")
+        at = f"{where}: buffers[{i}] ({buffer.name})"
+        _check_buffer(buffer, target, at)
+        if buffer.pool is Pool.KV and (buffer.dtype, buffer.shape) != (manifest.kv.dtype, manifest.kv.shape):
+            raise ArtifactError("its type or its shape is not that of the manifest's kv", where=at)
     for entry in index.load_time:
         if entry.divisor < 1:
             raise ArtifactError(f"divisor of {entry.name.value} is {entry.divisor}", where=f"{where}: load_time")

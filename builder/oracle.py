@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ouro_build.artifacts.columns import Columns, PlanIndex, encode
 from ouro_build.artifacts.convert import convert
 from ouro_build.artifacts.geometry import Geometry
+from ouro_build.artifacts.manifest import KV_AXES
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.oracle import Oracle, margin_units
 from ouro_build.artifacts.packing import PackedTensor, WeightSource, weight_buffers, weight_layout
@@ -23,7 +24,7 @@ from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Pool
 from ouro_build.artifacts.records import Reason
 from ouro_build.artifacts.weight_stream import load_packed
-from ouro_build.builder.buffers import make_buffers
+from ouro_build.builder.buffers import kv_layout, make_buffers
 from ouro_build.builder.planner import place
 from ouro_build.builder.programs import Programs
 from ouro_build.runtime.coverage import CoverageCounter
@@ -103,10 +104,11 @@ def reference_steps(
     memory: HostMemory,
     blocks: int,
     coverage: CoverageCounter,
+    kv_axes: tuple[str, ...] = KV_AXES,
 ) -> Steps:
     """Steps by the reference over plans that are in no artifact yet; `memory` has `blocks` KV blocks."""
     index, columns = plans
-    values = load_time_values(model, geometry, blocks, part.sm_count)
+    values = load_time_values(kv_layout(model, geometry, kv_axes), blocks, part.sm_count)
     executor = ReferenceExecutor(index, columns, memory, values)
     dispatcher = Dispatcher((executor,), coverage, Reason.NO_DEVICE, {})
     memory.fill(Pool.STATE, 0xFF)

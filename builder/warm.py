@@ -84,7 +84,7 @@ class _Trial:
         self._manifest, self._pools = artifact.manifest, pools
         self._buffers = {b.name: b for b in pools.index.buffers}
         self._kv_blocks = path.kv_blocks
-        values = load_time_values(self._manifest.model, self._manifest.geometry, path.kv_blocks, machine.sm_count)
+        values = load_time_values(self._manifest.kv, path.kv_blocks, machine.sm_count)
         index, columns = artifact.plans(path.target)
         self._reference = ReferenceExecutor(index, columns, pools.memory, values, device)
         self._graph, self._launch = pools.executors

@@ -32,7 +32,7 @@ def open_device_pools(artifact: Artifact, path: WorkerPath, weights: str | None,
     with ExitStack() as resources:
         resources.callback(driver.close)
         index, columns = artifact.plans(target)
-        values = load_time_values(manifest.model, manifest.geometry, path.kv_blocks, describe(driver).sm_count)
+        values = load_time_values(manifest.kv, path.kv_blocks, describe(driver).sm_count)
         with clock.phase("pools") as phase:
             memory = DeviceMemory(driver, pool_sizes(target.memory, path.kv_blocks))
             resources.callback(memory.close)

@@ -98,7 +98,9 @@ class ReferenceExecutor:
         arena = self._arenas.get(buffer.pool)
         if arena is None or end > arena.numel():
             raise DeviceError(f"{buffer.name} ends at byte {end} of a smaller pool", where=buffer.pool.name.lower())
-        return arena[buffer.offset : end].view(getattr(self._torch, buffer.dtype)).view(shape)
+        view = arena[buffer.offset : end].view(getattr(self._torch, buffer.dtype)).view(shape)
+        # References see planes first, as kernels do through strides, whatever the order of the pool.
+        return view.transpose(0, 1) if buffer.shape[:1] == (LoadTimeValue.KV_BLOCKS,) else view
 
 
 class _DeviceBytes:

@@ -100,8 +100,8 @@ def test_blocks_beyond_two_to_the_31_elements_and_4_gib_are_addressed_right(tmp_
         pytest.skip("needs 85 GiB of free device memory")
     path = make(tmp_path, str(GOLDEN / "mha-bf16"), dtype="float32", max_context=2048, max_requests=2110, memory=80 << 30)
     with load(path, executor="graph") as worker:
-        geometry, blocks = worker.artifact.manifest.geometry, worker.path.kv_blocks
-        assert (blocks - 64) * geometry.block_elements(worker.artifact.manifest.model) > 2**31
+        blocks = worker.path.kv_blocks
+        assert (blocks - 64) * worker.artifact.manifest.kv.block_elements > 2**31
         engine = Engine(worker.steps, blocks, 8)
         engine._blocks._free.reverse()  # the highest numbers first
         requests = [Request(p["ids"], 24) for p in golden("mha-bf16")]

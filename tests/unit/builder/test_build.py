@@ -12,7 +12,7 @@ from ouro_build.artifacts.parts import find_part
 from ouro_build.artifacts.plan import Options, Specialization
 from ouro_build.builder import compile as compile_module
 from ouro_build.builder import toolchain
-from ouro_build.builder.assemble import kv_layout
+from ouro_build.builder.buffers import kv_layout
 from ouro_build.builder.cache import Image
 from ouro_build.builder.compile import Job, checked_image
 from ouro_build.builder.cubin import CubinInfo, read_cubin
