@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ouro_build.artifacts.errors import BudgetError
+from ouro_build.artifacts.fit import CONTEXT_BYTES
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.manifest import MemoryPlan, PoolRecord
 from ouro_build.artifacts.model import ModelConfig
@@ -12,8 +13,7 @@ from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Plan, Pool
 
 MIB = 1 << 20
-# What CUDA takes itself, each figure above what was measured. That was on an H200 alone; other parts are taken to need no more.
-CONTEXT_BYTES = 600 * MIB  # measured: 527 MiB after the context was created
+# What CUDA takes beside the context, above what was measured. That was on an H200 alone; other parts are taken to need no more.
 IMAGE_BYTES = 128 << 10  # a loaded image; measured: 64 of them took 4 MiB
 NODE_BYTES = 8 << 10  # a kernel node of an uploaded graph; measured: 41 graphs of 2,187 nodes together took 10 MiB
 # Of a part's nominal memory this share is left alone where --memory is not given: ECC takes a sixteenth of GDDR memory,

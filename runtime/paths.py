@@ -83,13 +83,14 @@ def torch_has_cuda() -> bool:
 def _blocks(manifest: Manifest, target: TargetRecord, machine: Machine, on_device: bool, memory: int | None) -> int:
     """KV blocks for the reference: what the declared requests can use, within `memory` bytes, or what is free on the device.
 
-    On a device the plan's reserve is left to the context and to torch. On the host pages are taken only when they are used.
+    On a device the plan's reserve is left to the context, which is open already, and to torch. On the host pages are taken
+    only when they are used.
     """
     plan, geometry = target.memory, manifest.geometry
     most = min(plan.kv_blocks, geometry.max_requests * geometry.table_width)
     if memory is None and not on_device:
         return most
-    allowed, given = (machine.memory_free, "free") if memory is None else (memory, "given with --memory")
+    allowed, given = (machine.available, "free") if memory is None else (memory, "given with --memory")
     fixed = sum(record.bytes for record in plan.pools) + (plan.reserve if on_device else 0)
     blocks = min(most, (allowed - fixed) // plan.kv_block_bytes)
     if blocks < min(most, geometry.table_width):

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ouro_build.artifacts.errors import BudgetError
+from ouro_build.artifacts.fit import CONTEXT_BYTES
 from ouro_build.artifacts.manifest import MemoryPlan
 from ouro_build.artifacts.parts import PARTS, Part, find_part
 from ouro_build.artifacts.plan import Pool
-from ouro_build.builder.budget import CONTEXT_BYTES, MIB, NODE_BYTES, default_budget, full_requests, plan_memory, reserve, size
+from ouro_build.builder.budget import MIB, NODE_BYTES, default_budget, full_requests, plan_memory, reserve, size
 from tests.unit.builder.plans import GEOMETRY, MODEL, launch, plan, work
 
 PART = find_part("l4")

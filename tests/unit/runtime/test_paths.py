@@ -59,7 +59,8 @@ def test_on_a_device_the_reference_takes_no_more_than_is_free(manifest: Manifest
     plan = manifest.targets[0].memory
     fixed = plan.total - plan.pool_bytes(Pool.KV)
     for blocks in (GEOMETRY.table_width, KV_BLOCKS - 1, KV_BLOCKS, KV_BLOCKS + 1):
-        free = msgspec.structs.replace(OTHER, memory_free=fixed + blocks * plan.kv_block_bytes)
+        context = 1 << 20
+        free = msgspec.structs.replace(OTHER, memory_free=fixed + blocks * plan.kv_block_bytes - context, context=context)
         assert choose_path(manifest, free, "auto", None).kv_blocks == min(blocks, KV_BLOCKS)
     short = msgspec.structs.replace(OTHER, memory_free=fixed + GEOMETRY.table_width * plan.kv_block_bytes - 1)
     with pytest.raises(FitError, match=rf"{short.memory_free + 1} bytes are needed .* {short.memory_free} are free"):
