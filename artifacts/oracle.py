@@ -25,6 +25,10 @@ class Oracle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     greedy_ids: tuple[int, ...]
     margins: tuple[int, ...]
 
+    def clear(self, margin: float) -> tuple[int, ...]:
+        """The choices that led by more than `margin` logits."""
+        return tuple(i for i, m in zip(self.greedy_ids, self.margins, strict=True) if m > margin * MARGIN_UNIT)
+
     def disagreements(self, ids: Sequence[int], margin: float) -> tuple[int, ...]:
         """Steps where `ids`, chosen with the recorded ids fed, differ though the recorded margin is over `margin` logits."""
         units = margin * MARGIN_UNIT

@@ -33,37 +33,62 @@ from ouro_build.runtime.engine import Engine, Request
 from ouro_build.runtime.load_time import load_time_values
 from ouro_build.runtime.memory import HostMemory
 from ouro_build.runtime.reference import ReferenceExecutor, require_torch
+from ouro_build.runtime.selftest import clear_margin
 from ouro_build.runtime.step import Steps
 
 DTYPE = "float32"
 """In which the oracle is computed."""
 PROMPT_LENGTH = 16
 NEW_TOKENS = 16
+PROMPTS = 8
+"""Prompts that are continued side by side, of which one becomes the oracle."""
 _STRIDE = 2654435761  # of Knuth's multiplicative hashing: spreads the prompt's ids over any vocabulary
 
 
-def oracle_prompt(vocab_size: int, length: int = PROMPT_LENGTH) -> tuple[int, ...]:
-    """Token ids that depend on the vocabulary's size alone: no tokenizer takes part."""
-    return tuple((i + 1) * _STRIDE % vocab_size for i in range(length))
+def oracle_prompt(vocab_size: int, length: int = PROMPT_LENGTH, index: int = 0) -> tuple[int, ...]:
+    """Token ids that depend on the vocabulary's size and `index` alone: no tokenizer takes part."""
+    return tuple((index * length + i + 1) * _STRIDE % vocab_size for i in range(length))
 
 
 def make_oracle(model: ModelConfig, geometry: Geometry, part: Part, weights: WeightSource) -> Oracle:
-    """Continue the prompt greedily by the reference. `weights` are those of `model`, in its dtype.
+    """Continue some prompts greedily by the reference and keep the one that tells most, the first of equals.
 
-    Of `geometry` the block size counts, and `max_context`: prompt and answer are shortened where it is too small for them.
-    Takes memory for the weights in float32, twice the bytes of a bfloat16 artifact's.
+    It has clear choices, no near ties, and the most different tokens among the clear ones, as far as there is such a prompt.
+    One alone may lack them: a deep model in bfloat16 has few clear choices.
+
+    `weights` are those of `model`, in its dtype. Of `geometry` the block size counts, and `max_context`: prompts and answers
+    are shortened where it is too small for them. Takes memory for the weights in float32, twice the bytes of bfloat16 ones.
     """
     length = min(PROMPT_LENGTH, geometry.max_context // 2)
     new = min(NEW_TOKENS, geometry.max_context - length)
-    request = Request(oracle_prompt(model.vocab_size, length), new, keep_logits=True)
-    wide = msgspec.structs.replace(model, dtype=DTYPE)
+    prompts = [oracle_prompt(model.vocab_size, length, i) for i in range(PROMPTS)]
+    requests = [Request(prompt, new, keep_logits=True) for prompt in prompts]
     shapes = Geometry(
-        buckets=(1,), prefill_buckets=(length,), max_context=length + new, max_requests=1, block_size=geometry.block_size
+        buckets=(PROMPTS,),
+        prefill_buckets=(PROMPTS * length,),
+        max_context=length + new,
+        max_requests=PROMPTS,
+        block_size=geometry.block_size,
     )
+    wide = msgspec.structs.replace(model, dtype=DTYPE)
     with _one_thread():
-        engine = Engine(_steps(wide, shapes, part, WidenedWeights(weights, model)), shapes.table_width, 1)
-        engine.submit(request)
+        steps = _steps(wide, shapes, part, WidenedWeights(weights, model))
+        engine = Engine(steps, PROMPTS * shapes.table_width, PROMPTS)
+        for request in requests:
+            engine.submit(request)
         engine.run()
+    return max(map(_oracle, requests), key=lambda oracle: _told(oracle, clear_margin(model)))
+
+
+def _told(oracle: Oracle, margin: float) -> tuple[bool, bool, int, int]:
+    """What makes one oracle better than another, the weightiest first."""
+    clear = oracle.clear(margin)
+    # A choice that leads by less than a unit could fall otherwise on another CPU, and all after it with it.
+    steady = min(oracle.margins) > 0
+    return bool(clear), steady, len(set(clear)), len(clear)
+
+
+def _oracle(request: Request) -> Oracle:
     return Oracle(
         prompt_ids=tuple(request.prompt),
         greedy_ids=tuple(request.ids),
@@ -85,10 +110,10 @@ class WidenedWeights:
 
 
 def _steps(model: ModelConfig, geometry: Geometry, part: Part, weights: WeightSource) -> Steps:
-    """Steps over programs recorded for nothing else, with room for one request."""
+    """Steps over programs recorded for nothing else, with room for every request that `geometry` declares."""
     buffers = make_buffers(model, geometry, weight_buffers(model))
     placement = place(Programs(model, geometry, part, buffers).record(), buffers)
-    blocks = geometry.table_width
+    blocks = geometry.max_requests * geometry.table_width
     memory = HostMemory({**placement.pools, Pool.KV: blocks * geometry.block_bytes(model)})
     for offset, data in load_packed(weights, model):
         memory.write(Pool.WEIGHTS, offset, data)

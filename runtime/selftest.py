@@ -7,7 +7,6 @@ import math
 import msgspec
 
 from ouro_build.artifacts.model import ModelConfig
-from ouro_build.artifacts.oracle import MARGIN_UNIT
 from ouro_build.runtime.worker import Worker
 
 _FLOAT32_MARGIN = 0.01
@@ -51,6 +50,6 @@ def self_test(worker: Worker) -> SelfTest:
     return SelfTest(
         executor=worker.executor,
         tokens=len(ids),
-        clear=sum(m > margin * MARGIN_UNIT for m in oracle.margins),
+        clear=len(oracle.clear(margin)),
         wrong=oracle.disagreements(output.ids, margin),
     )

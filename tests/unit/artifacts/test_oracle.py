@@ -28,6 +28,8 @@ def test_disagreements_count_where_the_margin_decides() -> None:
     assert oracle.disagreements((4, 0, 0, 7), 0.2) == (1,)
     assert oracle.disagreements((4, 0, 0, 7), 0.1) == (1, 2)
     assert oracle.disagreements((4, 5), 0.2) == (2, 3)
+    assert oracle.clear(0.2) == (4, 5, 7)
+    assert oracle.clear(1.0) == ()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from ouro_build.artifacts.oracle import MARGIN_UNIT, Oracle
 from ouro_build.artifacts.packing import WeightSource, weight_layout
 from ouro_build.artifacts.parts import find_part
 from ouro_build.artifacts.presets import find_preset
-from ouro_build.builder.oracle import WidenedWeights, make_oracle, oracle_prompt
+from ouro_build.builder import oracle as oracle_module
+from ouro_build.builder.oracle import PROMPTS, WidenedWeights, make_oracle, oracle_prompt
 from ouro_build.builder.source import Source, open_source
 from ouro_build.runtime.engine import Request
 from ouro_build.runtime.selftest import clear_margin
@@ -60,7 +61,7 @@ def test_it_is_what_the_dense_model_chooses_in_float32(name: str) -> None:
     ids = (*oracle.prompt_ids, *oracle.greedy_ids)
     logits = dense(source).forward(ids[:-1]).logits[-1, len(oracle.prompt_ids) - 1 :]
     top = logits.topk(2)
-    assert oracle.prompt_ids == oracle_prompt(source.model.vocab_size)
+    assert oracle.prompt_ids in [oracle_prompt(source.model.vocab_size, index=i) for i in range(PROMPTS)]
     assert len(oracle.greedy_ids) == 16
     margins = (top.values[:, 0] - top.values[:, 1]).numpy()
     assert abs(margins * MARGIN_UNIT - np.array(oracle.margins) - 0.5).max() < 0.5 + 1e-4 * MARGIN_UNIT
@@ -82,6 +83,22 @@ def test_it_fits_a_short_context(context: int, lengths: tuple[int, int]) -> None
     assert (len(oracle.prompt_ids), len(oracle.greedy_ids)) == lengths
 
 
+def test_of_several_prompts_the_one_that_tells_most_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = opened()
+    margin = clear_margin(source.model)
+    chosen = oracle_of(source)
+    monkeypatch.setattr(oracle_module, "PROMPTS", 1)
+    alone = []
+    for index in range(PROMPTS):
+        monkeypatch.setattr(oracle_module, "oracle_prompt", lambda size, length, _, i=index: oracle_prompt(size, length, i))
+        alone.append(oracle_of(source))
+    assert len({oracle.prompt_ids for oracle in alone}) == PROMPTS
+    steady = [oracle for oracle in alone if oracle.clear(margin) and min(oracle.margins) > 0]
+    assert 0 < len(steady) < PROMPTS
+    assert min(chosen.margins) > 0
+    assert len(set(chosen.clear(margin))) == max(len(set(oracle.clear(margin))) for oracle in steady)
+
+
 def test_a_bfloat16_worker_makes_its_clear_choices() -> None:
     source = opened()
     assert source.model.dtype == "bfloat16"
@@ -91,7 +108,7 @@ def test_a_bfloat16_worker_makes_its_clear_choices() -> None:
     engine = worker.engine()
     engine.submit(request)
     engine.run()
-    assert sum(m > margin * MARGIN_UNIT for m in oracle.margins) >= 4
+    assert len(set(oracle.clear(margin))) >= 4
     assert oracle.disagreements(request.ids, margin) == ()
 
 
