@@ -26,6 +26,7 @@ def bind(part: Part, *, bucket: int, inputs: Buffer, row_state: Buffer, block_ta
     not stays as it was. A block that is not negative becomes the entry of the slot's request at the slot's position.
     """
     return KERNEL.launch(
+        part,
         grid=(ceil_div(bucket, _ROWS), 1, 1),
         arguments={"inputs": inputs, "row_state": row_state, "block_tables": block_tables, "bucket": bucket},
         constants={"BLOCK_SIZE": block_size, "TABLE_WIDTH": block_tables.sizes[1], "ROWS": _ROWS},

@@ -40,6 +40,7 @@ def exit_gate(
     bucket, size = x.sizes
     block = next_power_of_2(size)
     return KERNEL.launch(
+        part,
         grid=(bucket, 1, 1),
         arguments={
             "rows": rows,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Buffer, Constant, Launch, Options
@@ -18,19 +20,57 @@ KERNEL = Kernel(
     ),
 )
 
-# One program's weights in flight, 16 bytes a thread and load. Row counts up to PRODUCT_ROWS go through ordinary
-# multiply-adds, which need no operand layout; more go to the tensor cores, whose fragments the loads fill directly.
-PRODUCT_ROWS = 4
 _LOAD_BYTES = 16
+
+
+class Shape(NamedTuple):
+    """How a program on the tensor cores works: weight rows, warps (the width is split over them), elements of the width a
+    warp takes in one step, steps whose weights and activations are loaded ahead, registers a thread (0: the compiler's).
+
+    Left alone, ptxas aims at more programs a multiprocessor than the loads in flight leave room for, and orders the loads to
+    save registers.
+    """
+
+    block_n: int
+    warps: int
+    step: int
+    ahead: int
+    x_ahead: int
+    maxnreg: int
+
+
+# Measured on an H200 with the projections of the 1.4B model in one chain, by tile of rows and kind of matrix. Up to 8 rows
+# the narrower matrices load all that a program reads before they wait for their predecessor.
+_SHAPES: dict[int, dict[str, Shape]] = {
+    8: {
+        "middle": Shape(16, 4, 512, 1, 1, 168),
+        "narrow": Shape(16, 8, 256, 1, 1, 128),
+        "tall": Shape(32, 4, 32, 4, 4, 168),
+        "deep": Shape(16, 8, 64, 6, 6, 168),
+    },
+    16: {
+        "middle": Shape(16, 4, 64, 4, 2, 144),
+        "narrow": Shape(16, 8, 32, 8, 6, 144),
+        "tall": Shape(32, 4, 64, 2, 1, 168),
+        "deep": Shape(16, 8, 32, 10, 4, 144),
+    },
+    32: {
+        "middle": Shape(16, 8, 32, 8, 2, 168),
+        "narrow": Shape(16, 8, 32, 8, 2, 168),
+        "tall": Shape(32, 4, 32, 4, 1, 168),
+        "deep": Shape(32, 8, 32, 4, 1, 255),
+    },
+}
+_TALL, _NARROW = 8192, 4096
 
 
 def linear_few(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer, gather: bool) -> Launch:
     """See `linear`. float32 takes any number of rows by multiply-adds; registers bound it to about 8."""
     bucket, (size, width) = rows.sizes[0], weight.sizes
-    tensor_cores = bucket > PRODUCT_ROWS and weight.dtype != "float32"
-    choose = _fragments if tensor_cores else _products
+    choose = _products if weight.dtype == "float32" else _fragments
     block, constants, options = choose(bucket, size, width, weight.dtype)
     return KERNEL.launch(
+        part,
         grid=(ceil_div(size, block), 1, 1),
         arguments={"rows": rows, "x": x, "weight": weight, "out": out},
         constants={"ROWS": bucket, "N": size, "K": width, "GATHER": gather, "BLOCK_N": block, **constants},
@@ -56,20 +96,25 @@ def _products(bucket: int, size: int, width: int, dtype: str) -> tuple[int, dict
 
 
 def _fragments(bucket: int, size: int, width: int, dtype: str) -> tuple[int, dict[str, Constant], Options]:
-    """Tensor cores: 16 weight rows a program, the width split over its warps.
-
-    Left alone, ptxas aims at more programs a multiprocessor than the loads in flight leave room for, and orders the loads
-    to save registers: hence `maxnreg`, as measured on an H200.
-    """
-    warps = 8 if width >= 2048 and size <= 4096 else 4
-    group = 64 if width >= 64 * warps else 32
-    steps = ceil_div(width, warps * group)
+    """Tensor cores: the shape of the matrix's kind, with smaller steps where the width has less than one a warp."""
+    row_tile = max(8, next_power_of_2(bucket))
+    shape = _SHAPES[row_tile][_kind(size, width)]
+    step = min(shape.step, max(32, next_power_of_2(ceil_div(width, shape.warps))))
+    steps = ceil_div(width, shape.warps * step)
     constants: dict[str, Constant] = {
-        "BLOCK_K": group,
+        "BLOCK_K": step,
         "VECTOR": 1,
-        "ROW_TILE": max(8, next_power_of_2(bucket)),
-        "AHEAD": min(4, steps),
-        "X_AHEAD": min(2 if bucket <= 16 else 1, steps),
-        "K_WARPS": warps,
+        "ROW_TILE": row_tile,
+        "AHEAD": min(shape.ahead, steps),
+        "X_AHEAD": min(shape.x_ahead, steps),
+        "K_WARPS": shape.warps,
     }
-    return 16, constants, Options(num_warps=warps, num_stages=1, maxnreg=128 if bucket <= 8 else 168)
+    return shape.block_n, constants, Options(num_warps=shape.warps, num_stages=1, maxnreg=shape.maxnreg)
+
+
+def _kind(size: int, width: int) -> str:
+    if size >= _TALL:
+        return "tall"
+    if width > _NARROW:
+        return "deep"
+    return "narrow" if size <= _NARROW else "middle"

@@ -7,6 +7,8 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
+
 
 @triton.jit
 def load_ahead(at, k, STEP: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr, K: tl.constexpr):
@@ -22,6 +24,7 @@ def load_ahead(at, k, STEP: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr
 def products(
     rows, x, weight, out, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     """Multiply-adds over tiles [row, n, k]; what a thread loads at once it also sums at once."""
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
@@ -34,6 +37,7 @@ def products(
     ahead = ()
     for step in tl.static_range(AHEAD):
         ahead = ahead + (load_ahead(w_at, k, step, BLOCK_K, EVEN, K),)
+    wait(PROGRAMMATIC)
     row = tl.arange(0, ROW_TILE)
     slot = tl.load(rows + row * 8, mask=row < ROWS, other=-1)
     live = (slot >= 0)[:, None, None]
@@ -55,7 +59,7 @@ def products(
 def fragments(
     rows, x, weight, out, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr, X_AHEAD: tl.constexpr,
-    K_WARPS: tl.constexpr,
+    K_WARPS: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     """Tensor cores, with no shared memory before them.
 
@@ -72,14 +76,15 @@ def fragments(
     warp = tl.arange(0, K_WARPS) * (STEPS * BLOCK_K)
     group = tl.arange(0, GROUPS) * 32
     j = tl.arange(0, 32)
-    # [upper half of 16 rows, group, warp, row of 8, k]
-    half = tl.arange(0, 2) * 8
+    # [eight rows of weights, group, warp, row of 8, k]
+    half = tl.arange(0, BLOCK_N // 8) * 8
     n = first + half[:, None, None, None, None] + tl.arange(0, 8)[None, None, None, :, None]
     w_k = warp[None, None, :, None, None] + group[None, :, None, None, None] + j[None, None, None, None, :]
     w_at = weight + tl.minimum(n, N - 1) * K + w_k
     ahead = ()
     for step in tl.static_range(AHEAD):
         ahead = ahead + (load_ahead(w_at, w_k, step, BLOCK_K, EVEN, K),)
+    wait(PROGRAMMATIC)
     # [group, eight rows, warp, row of 8, k]
     row = (tl.arange(0, MT) * 8)[:, None] + tl.arange(0, 8)[None, :]
     slot = tl.load(rows + row * 8, mask=row < ROWS, other=-1)
@@ -96,7 +101,7 @@ def fragments(
         if step + X_AHEAD < STEPS:
             inside = live if EVEN else live & (x_k + (step + X_AHEAD) * BLOCK_K < K)
             xs = xs + (tl.load(x_at + (step + X_AHEAD) * BLOCK_K, mask=inside, other=0.0),)
-        a = ahead[step].reshape(2, GROUPS, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 3, 1, 5, 6, 4, 7)
+        a = ahead[step].reshape(BLOCK_N // 8, GROUPS, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 3, 1, 5, 6, 4, 7)
         b = xs[step].reshape(GROUPS, MT, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 5, 6, 4, 7, 1, 3)
         acc = tl.dot(a.reshape(K_WARPS, BLOCK_N, BLOCK_K), b.reshape(K_WARPS, BLOCK_K, ROW_TILE), acc)
     total = tl.sum(acc, 0)
@@ -111,9 +116,10 @@ def fragments(
 def linear_few(
     rows, x, weight, out, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr,
-    X_AHEAD: tl.constexpr, K_WARPS: tl.constexpr,
+    X_AHEAD: tl.constexpr, K_WARPS: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
+    release(PROGRAMMATIC)
     if K_WARPS == 0:
-        products(rows, x, weight, out, ROWS, N, K, GATHER, BLOCK_N, BLOCK_K, VECTOR, ROW_TILE, AHEAD)
+        products(rows, x, weight, out, ROWS, N, K, GATHER, BLOCK_N, BLOCK_K, VECTOR, ROW_TILE, AHEAD, PROGRAMMATIC)
     else:
-        fragments(rows, x, weight, out, ROWS, N, K, GATHER, BLOCK_N, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS)
+        fragments(rows, x, weight, out, ROWS, N, K, GATHER, BLOCK_N, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS, PROGRAMMATIC)

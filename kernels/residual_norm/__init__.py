@@ -39,6 +39,7 @@ def residual_norm(
     bucket, size = out.sizes
     block = next_power_of_2(size)
     return KERNEL.launch(
+        part,
         grid=(bucket, 1, 1),
         arguments={
             "rows": rows,

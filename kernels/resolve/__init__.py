@@ -21,6 +21,7 @@ def resolve(part: Part, *, batch: Buffer, row_state: Buffer, rows: Buffer, loop_
     both in `Row` columns. Every record of `rows` is written.
     """
     return KERNEL.launch(
+        part,
         grid=(rows.sizes[0], 1, 1),
         arguments={"batch": batch, "row_state": row_state, "rows": rows, "loop_limit": loop_limit},
         constants={},

@@ -27,6 +27,7 @@ def rms_norm(part: Part, *, rows: Buffer, hidden: Buffer, weight: Buffer, out: B
     bucket, size = out.sizes
     block = next_power_of_2(size)
     return KERNEL.launch(
+        part,
         grid=(bucket, 1, 1),
         arguments={"rows": rows, "hidden": hidden, "weight": weight, "out": out, "eps": eps},
         constants={"SIZE": size, "BLOCK": block},

@@ -42,6 +42,7 @@ def rope_kv_write(
     bucket, heads, head_dim = q.sizes
     kv_heads, block_size, _ = page_shape(kv)
     return KERNEL.launch(
+        part,
         grid=(bucket, heads + kv_heads, 1),
         arguments={
             "rows": rows,
