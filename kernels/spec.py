@@ -31,12 +31,16 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's name, the version of its meaning, the arguments it writes (the others it only reads), its tolerance."""
+    """A kernel's name, the version of its meaning, the arguments it writes (the others it only reads), its tolerance.
+
+    `early` are the arguments that it may read before it waits for its predecessors: weights, which nothing writes.
+    """
 
     name: str
     contract: int
     writes: tuple[str, ...]
     tolerance: Tolerance
+    early: tuple[str, ...] = ()
 
     def launch(
         self,

@@ -17,6 +17,10 @@ KERNEL = Kernel(
         "neighbours, which the addition to a hidden state of opposite sign leaves as an absolute error, and the second norm "
         "and its weight enlarge",
     ),
+    early=(
+        "update_weight",
+        "weight",
+    ),
 )
 
 

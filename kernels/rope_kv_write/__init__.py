@@ -16,6 +16,7 @@ KERNEL = Kernel(
         relative={"bfloat16": 2**-7, "float16": 2**-10, "float32": 2e-6},
         reason="sine and cosine differ in their last bits and a product may be fused with the sum; the result is rounded once",
     ),
+    early=("inv_freq",),
 )
 
 
