@@ -20,7 +20,8 @@ from ouro_build.kernels.bind import bind
 from ouro_build.kernels.embedding import embedding
 from ouro_build.kernels.exit_gate import exit_gate
 from ouro_build.kernels.kv_copy import kv_copy
-from ouro_build.kernels.linear import linear
+from ouro_build.kernels.linear import few_rows, linear
+from ouro_build.kernels.linear_silu import linear_silu
 from ouro_build.kernels.residual_norm import residual_norm
 from ouro_build.kernels.resolve import resolve
 from ouro_build.kernels.rms_norm import rms_norm
@@ -125,7 +126,7 @@ class Programs:
         rows = self._resolve(recorder, bucket, b.batch, m.loops)
         x, attended = workspace("x", m.hidden_size), workspace("attended", m.query_size)
         qkv, q = workspace("qkv", m.qkv_size), workspace("q", m.heads, m.head_dim)
-        gate_up, gated = workspace("gate_up", 2 * m.intermediate_size), workspace("gated", m.intermediate_size)
+        gated = workspace("gated", m.intermediate_size)
         update = workspace("update", m.hidden_size)
 
         def dense(name: str, layer: int, source: Buffer, out: Buffer) -> None:
@@ -147,8 +148,7 @@ class Programs:
             attention(recorder, rows, q, attended, layer)
             dense("o", layer, attended, update)
             add_and_norm(b.weight("input_norm_2", layer), b.weight("post_norm", layer))
-            dense("gate_up", layer, x, gate_up)
-            recorder.add(silu_mul(part, rows=rows, gate_up=gate_up, out=gated))
+            self._gated(recorder, rows, x, gated, layer)
             dense("down", layer, gated, update)
             last = layer == m.layers - 1
             add_and_norm(b.weight("post_norm_2", layer), b.weight("norm") if last else b.weight("input_norm", layer + 1))
@@ -157,6 +157,17 @@ class Programs:
                       row_state=b.row_state, gate_logits=b.gate_logits, exit_probability=b.exit_probability)
         )  # fmt: skip
         return recorder.plan()
+
+    def _gated(self, recorder: Recorder, rows: Buffer, x: Buffer, out: Buffer, layer: int) -> None:
+        """Gate and up projection and their gated product: one kernel where few rows leave it bound by the weights."""
+        m, part, weight = self._model, self._part, self._buffers.weight("gate_up", layer)
+        bucket = rows.sizes[0]
+        if few_rows(bucket, m.dtype) and m.dtype != "float32":
+            recorder.add(linear_silu(part, rows=rows, x=x, weight=weight, out=out))
+            return
+        gate_up = recorder.workspace(f"gate_up.{layer}", m.dtype, bucket, 2 * m.intermediate_size)
+        recorder.add(linear(part, rows=rows, x=x, weight=weight, out=gate_up))
+        recorder.add(silu_mul(part, rows=rows, gate_up=gate_up, out=out))
 
     def _decode_attention(self, recorder: Recorder, rows: Buffer, q: Buffer, out: Buffer, layer: int) -> None:
         m, b, part = self._model, self._buffers, self._part

@@ -50,10 +50,10 @@ _SHAPES: dict[int, dict[str, Shape]] = {
         "deep": Shape(16, 8, 64, 6, 6, 168),
     },
     16: {
-        "middle": Shape(16, 4, 64, 4, 2, 144),
-        "narrow": Shape(16, 8, 32, 8, 6, 144),
+        "middle": Shape(16, 4, 64, 4, 2, 168),
+        "narrow": Shape(16, 8, 32, 8, 6, 168),
         "tall": Shape(32, 4, 64, 2, 1, 168),
-        "deep": Shape(16, 8, 32, 10, 4, 144),
+        "deep": Shape(16, 8, 32, 10, 4, 168),
     },
     32: {
         "middle": Shape(16, 8, 32, 8, 2, 168),
@@ -97,20 +97,33 @@ def _products(bucket: int, size: int, width: int, dtype: str) -> tuple[int, dict
 
 
 def _fragments(bucket: int, size: int, width: int, dtype: str) -> tuple[int, dict[str, Constant], Options]:
-    """Tensor cores: the shape of the matrix's kind, with smaller steps where the width has less than one a warp."""
-    row_tile = max(8, next_power_of_2(bucket))
-    shape = _SHAPES[row_tile][_kind(size, width)]
+    """Tensor cores, in the shape of the matrix's kind."""
+    shape = fragment_shape(bucket, size, width)
+    constants, options = fragment_options(shape, bucket, width)
+    return shape.block_n, {"VECTOR": 1, **constants}, options
+
+
+def fragment_shape(bucket: int, size: int, width: int) -> Shape:
+    """The shape for a matrix [size, width] and up to 32 rows."""
+    return _SHAPES[_row_tile(bucket)][_kind(size, width)]
+
+
+def fragment_options(shape: Shape, bucket: int, width: int) -> tuple[dict[str, Constant], Options]:
+    """Constants of the loop over the width, in smaller steps where it has less than one of the shape's for each warp."""
     step = min(shape.step, max(32, next_power_of_2(ceil_div(width, shape.warps))))
     steps = ceil_div(width, shape.warps * step)
     constants: dict[str, Constant] = {
         "BLOCK_K": step,
-        "VECTOR": 1,
-        "ROW_TILE": row_tile,
+        "ROW_TILE": _row_tile(bucket),
         "AHEAD": min(shape.ahead, steps),
         "X_AHEAD": min(shape.x_ahead, steps),
         "K_WARPS": shape.warps,
     }
-    return shape.block_n, constants, Options(num_warps=shape.warps, num_stages=1, maxnreg=shape.maxnreg)
+    return constants, Options(num_warps=shape.warps, num_stages=1, maxnreg=shape.maxnreg)
+
+
+def _row_tile(bucket: int) -> int:
+    return max(8, next_power_of_2(bucket))
 
 
 def _kind(size: int, width: int) -> str:
