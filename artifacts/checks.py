@@ -12,7 +12,16 @@ import msgspec
 from ouro_build.artifacts.digests import chunk_count
 from ouro_build.artifacts.dtypes import DTYPES, nbytes
 from ouro_build.artifacts.errors import ArtifactError
-from ouro_build.artifacts.manifest import MANIFEST, WEIGHTS, FileRecord, Manifest, MemoryPlan, TargetRecord, TensorRecord
+from ouro_build.artifacts.manifest import (
+    KV_ORDERS,
+    MANIFEST,
+    WEIGHTS,
+    FileRecord,
+    Manifest,
+    MemoryPlan,
+    TargetRecord,
+    TensorRecord,
+)
 from ouro_build.artifacts.plan import Pool
 
 ALIGNED = 16
@@ -84,8 +93,10 @@ def _check_kv(manifest: Manifest) -> None:
     require(shape == expected, f"(block_size, kv_heads, head_dim) is {shape}, {expected} expected", "kv")
     layers = [len(planes) for planes in kv.planes]
     require(layers == [model.layers] * model.loops, f"not {model.loops} loops of {model.layers} layers", "kv.planes")
-    planes = sorted(plane for loop in kv.planes for plane in loop)
-    require(planes == list(range(model.planes)), f"not each of {model.planes} planes once", "kv.planes")
+    # Kernels compute a row's plane, so it cannot be otherwise.
+    planes = [plane for loop in kv.planes for plane in loop]
+    require(planes == list(range(model.planes)), "not loop * layers + layer", "kv.planes")
+    require(kv.axes in KV_ORDERS, f"not {', nor '.join(' '.join(order) for order in KV_ORDERS)}", "kv.axes")
 
 
 def _check_files(files: tuple[FileRecord, ...]) -> None:

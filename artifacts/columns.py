@@ -60,6 +60,21 @@ class PlanEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     launches: int
 
 
+class GraphStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`times` runs of plan number `plan`, one after another; `join` is how each of them follows the run before it."""
+
+    plan: int
+    times: int = 1
+    join: Edge = Edge.FULL
+
+
+class GraphEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A graph: the plans that one replay runs. One that has a plan's key is that plan, once."""
+
+    key: ProgramKey
+    steps: tuple[GraphStep, ...]
+
+
 class LoadTimeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A load-time value that the plans use, and a divisor that its value must have."""
 
@@ -74,6 +89,7 @@ class PlanIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     specializations: tuple[Specialization, ...]
     load_time: tuple[LoadTimeEntry, ...]
     plans: tuple[PlanEntry, ...]
+    graphs: tuple[GraphEntry, ...]
     launches: int
     arguments: int
     dependencies: int
@@ -117,7 +133,7 @@ def columns_from_bytes(index: PlanIndex, raw: bytes, where: str) -> Columns:
 
 
 def encode(plans: Sequence[Plan], buffers: Sequence[Buffer], load_time: Sequence[LoadTimeEntry]) -> tuple[PlanIndex, Columns]:
-    """Store `plans`, whose buffers must all be placed and listed in `buffers`."""
+    """Store `plans`, whose buffers must all be placed and listed in `buffers`, with a graph of each."""
     specializations = tuple(dict.fromkeys(x.specialization for p in plans for x in p.launches))
     writer = _Writer(
         {s: i for i, s in enumerate(specializations)},
@@ -134,6 +150,7 @@ def encode(plans: Sequence[Plan], buffers: Sequence[Buffer], load_time: Sequence
         specializations=specializations,
         load_time=tuple(load_time),
         plans=tuple(entries),
+        graphs=tuple(GraphEntry(entry.key, (GraphStep(i),)) for i, entry in enumerate(entries)),
         launches=len(columns.launches),
         arguments=len(columns.slots),
         dependencies=len(columns.dependencies),

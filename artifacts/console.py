@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import click
 import msgspec
@@ -28,9 +31,13 @@ class Output:
     def data(self, value: Any, draw: Callable[[Any], RenderableType]) -> None:
         """Print the command's result, `value` (anything msgspec can encode): as JSON, or as `draw` shows it."""
         if self.json:
-            sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+            # Bytes: JSON is UTF-8 whatever the locale.
+            sys.stdout.flush()
+            sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        elif isinstance(drawn := draw(value), str):
+            sys.stdout.write(drawn + "\n")
         else:
-            rich_console(sys.stdout).print(draw(value))
+            rich_console(sys.stdout).print(drawn)
         sys.stdout.flush()
 
     def say(self, message: str) -> None:
@@ -56,8 +63,23 @@ def require_extra(extra: str, modules: tuple[str, ...], command: str) -> None:
 
 
 def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
-    """Run a click command and leave the process with its exit code: an int that it returns, else that of its error."""
+    """Run a click command and leave the process with its exit code: an int that it returns, else that of its error.
+
+    A request to terminate ends the command as an interrupt does, so that nothing is left behind. What the terminal's
+    encoding lacks is printed as an escape, and what is printed to a stream that was closed is lost.
+    """
+    # Python has no stream there, and a file that is opened later would take the number of stdout.
+    sys.stdin, sys.stdout, sys.stderr = sys.stdin or _nowhere("r"), sys.stdout or _nowhere("w"), sys.stderr or _nowhere("w")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(exit_code(command, arguments))
+
+
+def _nowhere(mode: str) -> TextIO:
+    """Where what is printed is lost, and nothing is to be read."""
+    return cast(TextIO, open(os.devnull, mode))
 
 
 def exit_code(command: click.Command, arguments: list[str] | None = None) -> int:

@@ -16,38 +16,6 @@ _READ = 1 << 20
 _T = TypeVar("_T")
 
 
-class Digester:
-    """Digests of a file that is never written: feed its bytes in order, then ask for the record."""
-
-    def __init__(self) -> None:
-        self._whole = hashlib.sha256()
-        self._chunk = hashlib.sha256()
-        self._chunks: list[str] = []
-        self._size = 0
-
-    def update(self, data: bytes | bytearray | memoryview) -> None:
-        """The next bytes of the file."""
-        view = memoryview(data).cast("B")
-        self._whole.update(view)
-        while view:
-            piece = view[: CHUNK - self._size % CHUNK]
-            self._chunk.update(piece)
-            self._size += len(piece)
-            view = view[len(piece) :]
-            if self._size % CHUNK == 0:
-                self._end_chunk()
-
-    def record(self, path: str) -> FileRecord:
-        """The record of the file made of the bytes so far, called `path` in the artifact."""
-        rest = (self._chunk.hexdigest(),) if self._size % CHUNK else ()
-        chunks = (*self._chunks, *rest) if self._size > CHUNKED_ABOVE else ()
-        return FileRecord(path=path, bytes=self._size, sha256=self._whole.hexdigest(), chunks=chunks)
-
-    def _end_chunk(self) -> None:
-        self._chunks.append(self._chunk.hexdigest())
-        self._chunk = hashlib.sha256()
-
-
 def chunk_count(size: int) -> int:
     """Chunk digests that a file of `size` bytes has."""
     return -(-size // CHUNK) if size > CHUNKED_ABOVE else 0

@@ -16,8 +16,14 @@ EXACT_FROM = 9
 """From this major capability on, images are architecture-specific and run on that capability alone."""
 
 
+CONTEXT_BYTES = 600 << 20
+"""What a CUDA context is taken to hold on a device, as a part of every plan's reserve. Measured on an H200: 527 MiB."""
+
+
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one GPU of a machine offers. Memory is in bytes; `cuda` is the driver's CUDA version, None where not known.
+
+    `context` is how much of the memory in use is this process's own CUDA context, 0 where none is open.
 
     `reason` says why there is no usable GPU, and is empty where there is one; the other fields then mean nothing.
     """
@@ -27,8 +33,14 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     sm_count: int = 0
     memory_total: int = 0
     memory_free: int = 0
+    context: int = 0
     cuda: tuple[int, int] | None = None
     reason: str = ""
+
+    @property
+    def available(self) -> int:
+        """Bytes that a worker of this process may hold in all: what is free, and its context, which plans count too."""
+        return self.memory_free + self.context
 
     @classmethod
     def absent(cls, reason: str) -> Machine:
@@ -168,7 +180,7 @@ def _fit_memory(
     """KV blocks that fit, why they do not, and what is to be noted."""
     geometry = manifest.geometry
     fixed = plan.total - plan.pool_bytes(Pool.KV)
-    allowed = min(plan.total, machine.memory_free) if memory is None else memory
+    allowed = min(plan.total, machine.available) if memory is None else memory
     most = max(plan.kv_blocks, geometry.max_requests * geometry.table_width)
     blocks = min(max(allowed - fixed, 0) // plan.kv_block_bytes, most)
     least = min(plan.kv_blocks, geometry.table_width)
@@ -178,7 +190,7 @@ def _fit_memory(
         found = f"{_gib(allowed)} ({_free(machine)})"
         expected = f"{_gib(needed)} for weights, buffers and one request of {geometry.max_context} tokens"
         return blocks, Refusal(what="memory", expected=expected, found=found, hint=hint), ()
-    if allowed > machine.memory_free:
+    if allowed > machine.available:
         hint = f"Pass --memory of {_gib(needed)} or more, and no more than is free."
         return blocks, Refusal(what="memory", expected=_gib(allowed), found=_free(machine), hint=hint), ()
     if blocks == plan.kv_blocks:
@@ -211,7 +223,8 @@ def _version(pair: tuple[int, int]) -> str:
 
 
 def _free(machine: Machine) -> str:
-    return f"{_gib(machine.memory_free)} free of {_gib(machine.memory_total)}"
+    own = f" beside a context of {_gib(machine.context)}" if machine.context else ""
+    return f"{_gib(machine.memory_free)} free of {_gib(machine.memory_total)}{own}"
 
 
 def _gib(size: int) -> str:

@@ -36,10 +36,6 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """State slots in all: the rows that decode, then those of one prompt chunk."""
         return self.decode_slots + max(self.prefill_buckets, default=0)
 
-    def block_elements(self, model: ModelConfig) -> int:
-        """Elements of one KV block in one plane: keys, then values, each [kv_heads, block_size, head_dim]."""
-        return 2 * model.kv_heads * self.block_size * model.head_dim
-
     def block_bytes(self, model: ModelConfig) -> int:
         """Bytes of one KV block, all planes together."""
         return model.kv_bytes_per_token * self.block_size

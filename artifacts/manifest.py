@@ -17,7 +17,7 @@ from ouro_build.artifacts.errors import ArtifactError, VersionError
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.parts import Part
-from ouro_build.artifacts.plan import Pool
+from ouro_build.artifacts.plan import Dim, LoadTimeValue, Pool
 
 FORMAT = "1.0"
 MANIFEST = "manifest.json"
@@ -27,6 +27,10 @@ CHUNK = 16 << 20
 """Bytes a chunk digest covers."""
 CHUNKED_ABOVE = 64 << 20
 """Files larger than this have chunk digests."""
+KV_AXES = ("plane", "block", "key_value", "kv_head", "position", "head_dim")
+"""The order of the KV pool that builds write: a plane's blocks are adjacent."""
+KV_ORDERS = (KV_AXES, ("block", "plane", *KV_AXES[2:]))
+"""The orders that format 1.0 knows; in the second a block's planes are adjacent. Kernels take the strides at load."""
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -76,8 +80,8 @@ class SourceRecord(_Record, frozen=True, kw_only=True):
 class KvLayout(_Record, frozen=True, kw_only=True):
     """How keys and values lie in memory. Two workers that exchange KV must agree on it.
 
-    `axes` from outermost to innermost; a plane's blocks are adjacent. `planes[loop][layer]` is the plane that a query of
-    that loop and layer sees.
+    `axes` from outermost to innermost, one of KV_ORDERS. `planes[loop][layer]` is the plane that a query of that loop and
+    layer sees. Kernels of format 1.0 do not read this table, they compute loop * layers + layer: readers refuse any other.
     """
 
     axes: tuple[str, ...]
@@ -86,6 +90,24 @@ class KvLayout(_Record, frozen=True, kw_only=True):
     kv_heads: int
     head_dim: int
     dtype: str
+
+    @property
+    def block_elements(self) -> int:
+        """Elements of one block in one plane: keys, then values, each [kv_heads, block_size, head_dim]."""
+        return 2 * self.kv_heads * self.block_size * self.head_dim
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        """Shape of the pool as one buffer, in the order of `axes`."""
+        sizes: dict[str, Dim] = {
+            "plane": sum(map(len, self.planes)),
+            "block": LoadTimeValue.KV_BLOCKS,
+            "key_value": 2,
+            "kv_head": self.kv_heads,
+            "position": self.block_size,
+            "head_dim": self.head_dim,
+        }
+        return tuple(sizes[axis] for axis in self.axes)
 
     @property
     def digest(self) -> str:

@@ -1,4 +1,8 @@
-"""The oracle: one prompt and what the reference made of it, carried in the artifact so that any worker can check itself."""
+"""The oracle: one prompt and what the reference made of it, carried in the artifact so that any worker can check itself.
+
+It is made by float32 arithmetic on the artifact's own weights, whatever the model's dtype; a worker that computes in bfloat16
+is held to it where the choice is clear.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from ouro_build.artifacts.errors import ArtifactError
 from ouro_build.artifacts.manifest import ORACLE
 
 MARGIN_UNIT = 64
-"""Margins are stored in 1/64 of a logit: coarse, so that they are the same bytes wherever the reference runs."""
+"""Margins are stored in 1/64 of a logit, rounded down: far coarser than what a CPU's order of float32 sums changes."""
 MARGIN_LIMIT = 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""Launch plans: what a program launches, as plain values, and the columns they are stored in.
+"""Launch plans: what a program launches, as plain values.
 
 A `Launch` names a kernel specialisation, a grid and typed arguments. An argument is a buffer (an address in a pool), a
 constant, or a load-time value. Nothing here knows a device: executors turn a plan into work.
@@ -33,6 +33,7 @@ class LoadTimeValue(Enum):
     KV_BLOCKS = "kv_blocks"  # KV blocks of every plane
     KV_PLANE_STRIDE = "kv_plane_stride"  # elements from a KV plane to the next
     SM_COUNT = "sm_count"
+    KV_BLOCK_STRIDE = "kv_block_stride"  # elements from a KV block of a plane to the next
 
 
 LOAD_TIME_VALUES: tuple[LoadTimeValue, ...] = tuple(LoadTimeValue)

@@ -6,14 +6,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ouro_build.artifacts.checks import ALIGNED
-from ouro_build.artifacts.columns import CONSTANT, FIRST_POOL, LOAD_TIME, SCRATCH_ARGUMENTS, Columns, PlanIndex
+from ouro_build.artifacts.columns import (
+    CONSTANT,
+    FIRST_POOL,
+    LOAD_TIME,
+    SCRATCH_ARGUMENTS,
+    Columns,
+    GraphStep,
+    PlanIndex,
+)
 from ouro_build.artifacts.dtypes import DTYPES, nbytes
 from ouro_build.artifacts.errors import ArtifactError
 from ouro_build.artifacts.manifest import Manifest, TargetRecord
-from ouro_build.artifacts.plan import Buffer, LoadTimeValue, Pool
+from ouro_build.artifacts.plan import Buffer, Edge, LoadTimeValue, Pool, ProgramKey
 
 _WIDTHS = {"fp32": 4, "i32": 4, "u32": 4, "i64": 8, "u64": 8}
 """Bytes of an argument that is no pointer, by type. The two scratch pointers have type "" here, and are null."""
+MAX_TIMES = 1 << 16
+"""Runs that one step of a graph may ask for."""
 _POINTERS = frozenset("*" + dtype.triton for dtype in DTYPES.values())
 
 
@@ -29,7 +39,10 @@ def check_plans(manifest: Manifest, target: TargetRecord, index: PlanIndex) -> N
             what = f"{specialization.kernel} takes {wanted} parameters, image {image.path} {len(image.parameters)}"
             raise ArtifactError(what, where=f"{where}: specializations[{i}]")
     for i, buffer in enumerate(index.buffers):
-        _check_buffer(buffer, target, f"{where}: buffers[{i}] ({buffer.name})")
+        at = f"{where}: buffers[{i}] ({buffer.name})"
+        _check_buffer(buffer, target, at)
+        if buffer.pool is Pool.KV and (buffer.dtype, buffer.shape) != (manifest.kv.dtype, manifest.kv.shape):
+            raise ArtifactError("its type or its shape is not that of the manifest's kv", where=at)
     for entry in index.load_time:
         if entry.divisor < 1:
             raise ArtifactError(f"divisor of {entry.name.value} is {entry.divisor}", where=f"{where}: load_time")
@@ -59,6 +72,40 @@ def check_arguments(index: PlanIndex, columns: Columns, where: str) -> None:
         raise ArtifactError(f"argument {at} is not of its parameter's type {names[declared[at]]!r}", where=where)
 
 
+def check_graphs(index: PlanIndex, columns: Columns, where: str) -> None:
+    """Raise ArtifactError unless every graph of `index` runs plans that there are, joined as they can be.
+
+    A programmatic join needs a plan all of whose first launches wait for what is before them.
+    """
+    plans = {entry.key: i for i, entry in enumerate(index.plans)}
+    seen: set[ProgramKey] = set()
+    for i, graph in enumerate(index.graphs):
+        at = f"{where}: graphs[{i}] ({graph.key})"
+        if graph.key in seen:
+            raise ArtifactError("two graphs have one key", where=at)
+        seen.add(graph.key)
+        if not graph.steps:
+            raise ArtifactError("it has no steps", where=at)
+        for step in graph.steps:
+            _check_step(index, columns, step, at)
+        if graph.key in plans and [(s.plan, s.times) for s in graph.steps] != [(plans[graph.key], 1)]:
+            raise ArtifactError("it has the key of a plan, and is not that plan once", where=at)
+
+
+def _check_step(index: PlanIndex, columns: Columns, step: GraphStep, where: str) -> None:
+    if not 0 <= step.plan < len(index.plans):
+        raise ArtifactError(f"it runs plan {step.plan} of {len(index.plans)}", where=where)
+    if not 1 <= step.times <= MAX_TIMES:
+        raise ArtifactError(f"it runs a plan {step.times} times, 1 … {MAX_TIMES} are allowed", where=where)
+    if step.join == Edge.PROGRAMMATIC:
+        entry = index.plans[step.plan]
+        launches = columns.launches[entry.first : entry.first + entry.launches]
+        first = launches["specialization"][launches["dependencies"] == 0]
+        if not all(index.specializations[i].options.programmatic for i in first.tolist()):
+            what = f"{entry.key} is joined programmatically, and its first launch does not wait for what is before it"
+            raise ArtifactError(what, where=where)
+
+
 def _declared(types: list[tuple[str, ...]], names: tuple[str, ...], columns: Columns) -> NDArray[np.int64]:
     """For every argument of `columns` the place in `names` of the type that its parameter declares."""
     flat = np.array([names.index(name) for declared in types for name in declared], np.int64)
@@ -73,9 +120,10 @@ def _check_keys(manifest: Manifest, index: PlanIndex, where: str) -> None:
     keys = [entry.key for entry in index.plans]
     if len(set(keys)) != len(keys):
         raise ArtifactError("two plans have one key", where=f"{where}: plans")
-    for key in keys:
-        if key.bucket < 1 or key.mode not in manifest.modes:
-            raise ArtifactError(f"{key} has no rows, or a mode that the manifest does not list", where=f"{where}: plans")
+    for field, entries in (("plans", index.plans), ("graphs", index.graphs)):
+        for key in (entry.key for entry in entries):
+            if key.bucket < 1 or key.mode not in manifest.modes:
+                raise ArtifactError(f"{key} has no rows, or a mode that the manifest does not list", where=f"{where}: {field}")
     if any(entry.launches < 0 for entry in index.plans) or min(index.launches, index.arguments, index.dependencies) < 0:
         raise ArtifactError("a count is negative", where=f"{where}: plans")
 

@@ -1,7 +1,8 @@
-"""Models known by name, for sizing and timing a deployment before there is a checkpoint."""
+"""Models known by name: synthetic ones to size and time a deployment before there is a checkpoint, and one that ships."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -76,13 +77,21 @@ PRESETS: dict[str, Preset] = {
     )
 }
 
+SHIPPED: dict[str, Path] = {"tiny-trained": Path(__file__).parent / "shipped" / "tiny_trained"}
+"""Checkpoint folders that come with the package."""
+
+
+def shipped_folder(source: str) -> Path | None:
+    """The checkpoint folder that `source`, `preset:NAME`, names; None for anything but a shipped checkpoint."""
+    return SHIPPED.get(source.removeprefix(PREFIX)) if source.startswith(PREFIX) else None
+
 
 def find_preset(source: str, where: str = "--model") -> Preset | None:
-    """The preset that `source`, `preset:NAME`, names; None if it names none. Raises UsageError for an unknown NAME."""
+    """The synthetic preset that `preset:NAME` names; None if `source` is no preset. Raises UsageError for an unknown one."""
     if not source.startswith(PREFIX):
         return None
     preset = PRESETS.get(source.removeprefix(PREFIX))
     if preset is None:
-        known = ", ".join(PREFIX + name for name in PRESETS)
+        known = ", ".join(PREFIX + name for name in (*PRESETS, *SHIPPED))
         raise UsageError(f"unknown preset {source!r}", where=where, hint=f"Known: {known}")
     return preset

@@ -1,9 +1,9 @@
 """Atomic publishing of a folder: under its final name there is a complete one, or nothing.
 
 A build writes into a hidden sibling, `.NAME.partial-<random>`, and renames it when it is complete and on disk. While the
-build lives it holds a lock (`flock`) on that folder; a killed build's folder is unlocked, and the next build of the same
-output removes it. Builds of one output at once do not see each other: without `force` the first to finish wins and the
-others are refused; with `force` the last one wins.
+build lives it holds a lock (`flock`) on a file beside that folder, in which it says who it is; a killed build's file is
+unlocked, and the next build of the same output removes both, on whatever machine. Builds of one output at once do not wait
+for each other: without `force` the first to finish wins and the others are refused; with `force` the last one wins.
 
 An existing output is exchanged with the new one in one step where the system can (Linux, `renameat2`), so that one of them
 is always there. Elsewhere it is moved aside first: for that moment nothing is under the name, and never a part of one.
@@ -15,6 +15,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import platform
 import secrets
 import shutil
 import stat
@@ -30,6 +31,9 @@ FOLDER_MODE = 0o755
 FILE_MODE = 0o444
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXISTS = (errno.EEXIST, errno.ENOTEMPTY)
+_LOCK = ".lock"
+_ASIDE = ".aside"
+_OWNER_LENGTH = 200
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -43,13 +47,14 @@ def publishing(output: Path, *, force: bool = False) -> Iterator[Path]:
     """
     check_output(output, force=force)
     output = output.absolute()
-    _remove_leftovers(output)
+    others = _remove_leftovers(output)
     staging, lock = _stage(output)
     try:
         yield staging
         _settle(staging)
-        check_output(output, force=force)
-        _publish(staging, output, force=force)
+        with _naming_others(output, staging, others):
+            check_output(output, force=force)
+            _publish(staging, output, force=force)
     except OSError as error:
         if error.errno not in _FULL:
             raise
@@ -58,8 +63,7 @@ def publishing(output: Path, *, force: bool = False) -> Iterator[Path]:
         ) from error
     finally:
         # What is here now is the unfinished artifact, or the one that was replaced, or nothing.
-        shutil.rmtree(staging, ignore_errors=True)
-        os.close(lock)
+        _release(staging, lock)
 
 
 def check_output(output: Path, *, force: bool) -> None:
@@ -102,50 +106,95 @@ def _prefix(output: Path) -> str:
 
 
 def _stage(output: Path) -> tuple[Path, int]:
-    """A new locked folder beside `output`, and the lock."""
+    """A new folder beside `output`, and the lock that it is held by."""
     while True:
         path = output.with_name(_prefix(output) + secrets.token_hex(8))
         try:
-            path.mkdir(FOLDER_MODE)
-            with suppress(FileNotFoundError):
+            lock = _lock(path, os.O_EXCL)
+            if lock is None:
+                continue  # another build took the new lock file for a leftover before it was locked
+            try:
+                os.write(lock, f"pid {os.getpid()} on {platform.node()}\n".encode())
+                path.mkdir(FOLDER_MODE)
                 path.chmod(FOLDER_MODE)  # whatever the umask
-            lock = _lock(path)
+            except BaseException:
+                _release(path, lock)
+                raise
         except OSError as error:
-            with suppress(OSError):
-                path.rmdir()
             raise OutputError(f"cannot be written: {error.strerror}", where=str(output)) from error
-        if lock is not None:
-            return path, lock
-        # Another build took it for a leftover, and removed it, before it was locked.
+        return path, lock
 
 
-def _lock(path: Path) -> int | None:
-    """Lock the folder at `path`, or None if someone else holds it or it has gone. Raises OSError."""
-    try:
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
+def _lock_file(staging: Path) -> Path:
+    return staging.with_name(staging.name + _LOCK)
+
+
+def _lock(staging: Path, flags: int = 0) -> int | None:
+    """Hold the lock of the folder `staging`, or None if someone else holds it or is removing it. Raises OSError.
+
+    The lock is a file of its own, open for writing: network file systems lock no folder, and nothing that is only read.
+    """
+    path = _lock_file(staging)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, 0o644)
     held = False
     try:
         with suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The name may by now stand for another folder than the one that was opened.
+            # The name may by now stand for another file than the one that was opened.
             held = os.path.samestat(os.fstat(lock), os.lstat(path))
-        return lock if held else None
+    except OSError as error:
+        if error.errno != errno.ESTALE:  # what a network file system says of a file that another machine has removed
+            raise
     finally:
         if not held:
             os.close(lock)
+    return lock if held else None
 
 
-def _remove_leftovers(output: Path) -> None:
-    """Remove what killed builds of `output` left: folders of its name that nobody has locked."""
-    prefix = _prefix(output)
-    for path in [output.with_name(n) for n in os.listdir(output.parent) if n.startswith(prefix)]:
+def _release(staging: Path, lock: int) -> None:
+    """Remove what the holder of `lock` has beside the output, the lock last."""
+    shutil.rmtree(staging, ignore_errors=True)
+    with suppress(OSError):
+        _lock_file(staging).unlink()
+    os.close(lock)
+
+
+def _remove_leftovers(output: Path) -> dict[Path, str]:
+    """Remove what killed builds of `output` left: what nobody has locked. Returns the other builds, with who they are."""
+    prefix, live = _prefix(output), {}
+    names = {n.removesuffix(_LOCK).removesuffix(_ASIDE) for n in os.listdir(output.parent) if n.startswith(prefix)}
+    for staging in map(output.with_name, sorted(names)):
         with suppress(OSError):
-            lock = _lock(path)
-            if lock is not None:
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(lock)
+            lock = _lock(staging)
+            if lock is None:
+                live[staging] = _owner(staging)
+            else:
+                shutil.rmtree(staging.with_name(staging.name + _ASIDE), ignore_errors=True)
+                _release(staging, lock)
+    return live
+
+
+def _owner(staging: Path) -> str:
+    """Who holds the lock of `staging`, as it says; empty if it does not say."""
+    with suppress(OSError), _lock_file(staging).open(encoding="utf-8", errors="replace") as file:
+        return "".join(c for c in file.readline(_OWNER_LENGTH) if c.isprintable())
+    return ""
+
+
+@contextmanager
+def _naming_others(output: Path, own: Path, before: dict[Path, str]) -> Iterator[None]:
+    """Let an OutputError say which other builds of `output` there are, or were when this one began."""
+    try:
+        yield
+    except OutputError as error:
+        builds = dict(before)
+        with suppress(OSError):
+            builds |= _remove_leftovers(output)
+        others = dict.fromkeys(owner for staging, owner in builds.items() if owner and staging != own)
+        if not others:
+            raise
+        what = f"{error.what}; it was being built also by {', '.join(others)}"
+        raise OutputError(what, where=error.where, hint=error.hint) from error
 
 
 def _settle(staging: Path) -> None:
@@ -197,7 +246,7 @@ def _exchange(a: Path, b: Path) -> bool:
 
 def _swap(staging: Path, output: Path) -> bool:
     """Exchange in two steps: the old one is moved aside, then removed. False if another build came in between."""
-    aside = output.with_name(_prefix(output) + secrets.token_hex(8))
+    aside = staging.with_name(staging.name + _ASIDE)
     with suppress(FileNotFoundError):
         output.rename(aside)
     try:

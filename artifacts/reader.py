@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,17 +20,16 @@ from ouro_build.artifacts.manifest import (
     ORACLE,
     WEIGHTS,
     FileRecord,
-    ImageRecord,
     Manifest,
     TargetRecord,
     decode_manifest,
     identity,
 )
 from ouro_build.artifacts.oracle import Oracle, decode_oracle
-from ouro_build.artifacts.plan_checks import check_arguments, check_plans
+from ouro_build.artifacts.plan_checks import check_arguments, check_graphs, check_plans
 
 TOKENIZER = "tokenizer/tokenizer.json"
-Verify = Literal["full", "sizes"]
+Verify = Literal["full", "all_but_weights", "sizes"]
 _HINT = "Copy the artifact again, or build it again."
 
 
@@ -54,11 +54,8 @@ class Artifact:
         check_plans(self.manifest, target, index)
         columns = columns_from_bytes(index, self.read(target.plan_columns), target.plan_columns)
         check_arguments(index, columns, target.plan_columns)
+        check_graphs(index, columns, target.plan_index)
         return index, columns
-
-    def image_bytes(self, image: ImageRecord) -> bytes:
-        """The compiled kernel."""
-        return self.read(image.path)
 
     def oracle(self) -> Oracle:
         """The recorded prompt and answer. Raises ArtifactError if there is none."""
@@ -68,15 +65,9 @@ class Artifact:
         """Whether the artifact holds a file of this path."""
         return any(f.path == path for f in self.manifest.files)
 
-    @property
-    def tokenizer_path(self) -> Path | None:
-        """The tokenizer's file, if the model came with one."""
-        return self.path / TOKENIZER if self.has(TOKENIZER) else None
-
-    @property
-    def weights_path(self) -> Path | None:
-        """The packed weights, if they are embedded."""
-        return self.path / WEIGHTS if self.manifest.weights.embedded else None
+    def tokenizer(self) -> bytes | None:
+        """`tokenizer.json`, if the model came with a tokenizer."""
+        return self.read(TOKENIZER) if self.has(TOKENIZER) else None
 
     @property
     def observed_path(self) -> Path:
@@ -95,8 +86,9 @@ class Artifact:
 def open_artifact(path: Path, verify: Verify = "full", workers: int | None = None) -> Artifact:
     """Open the artifact at `path`.
 
-    `full` checks every byte on `workers` threads (default: one a core). `sizes` checks the manifest, the names and sizes of
-    all files, and leaves each file's digest until it is read; who streams the weights checks them on the way.
+    `full` checks every byte on `workers` threads (default: one a core). `all_but_weights` leaves out the weights alone: who
+    streams them checks them on the way. `sizes` checks the manifest, the names and sizes of all files, and leaves each file's
+    digest until it is read.
 
     Raises UsageError if there is nothing at `path`, VersionError for a newer format, ArtifactError for any damage.
     """
@@ -116,8 +108,10 @@ def _open(path: Path, verify: Verify, workers: int | None) -> Artifact:
     artifact = Artifact(path, manifest, identity(raw))
     if verify == "full":
         artifact.verify(workers)
-    else:
-        verify_sizes(path, manifest.files)
+        return artifact
+    verify_sizes(path, manifest.files)
+    if verify == "all_but_weights":
+        verify_files(path, [f for f in manifest.files if f.path != WEIGHTS], workers)
     return artifact
 
 
@@ -129,6 +123,9 @@ def _read_manifest(path: Path) -> bytes:
     if not path.is_dir():
         raise ArtifactError("not a folder: an artifact is one")
     try:
+        # Asked before it is opened: a pipe would be waited for, and a link leads out of the artifact.
+        if not stat.S_ISREG((path / MANIFEST).lstat().st_mode):
+            raise ArtifactError("not an ordinary file", where=MANIFEST)
         return (path / MANIFEST).read_bytes()
     except FileNotFoundError as error:
         raise ArtifactError("missing: this is no artifact, or an incomplete one", where=MANIFEST) from error

@@ -40,7 +40,7 @@ class KeyCount(_Record, frozen=True, kw_only=True):
 
 
 class FallbackCount(_Record, frozen=True, kw_only=True):
-    """Programs of `rows` live rows that ran `count` times by `path` instead of one graph."""
+    """Programs of `rows` live rows that took `path` (an executor, `split` or `refused`) instead of one graph, `count` times."""
 
     reason: Reason
     program: str

@@ -1,8 +1,10 @@
 """The int32 records through which the host and the programs speak of rows.
 
-A row is one (request, position, loop) query. The host describes a batch as `RowInput` records; `resolve`
+A row is one (request, position, loop) query. The host describes a batch in records of `InputColumn` columns; `resolve`
 turns a batch's slot ids into `ROW` records, which every later kernel of the program reads. A record whose slot
 is negative is an inactive row: nothing is read or written for it.
+
+These columns are part of the artifact's format: compiled kernels have them built in.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ RECORD = 8
 """int32 values a record; 32 bytes, so that one record is one aligned load."""
 
 
-class RowInput(IntEnum):
+class InputColumn(IntEnum):
     """Columns of a host row record. -1 in a column other than `SLOT` keeps what the slot's state holds."""
 
     SLOT = 0

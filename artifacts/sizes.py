@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*")  # Python refuses numbers of too many digits
 
 
 class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]

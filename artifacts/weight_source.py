@@ -14,7 +14,7 @@ from ouro_build.artifacts.errors import CheckpointError, OuroError
 from ouro_build.artifacts.manifest import WEIGHTS
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.packing import LAYOUT, PackedTensor, WeightSource, pool_bytes, weight_layout
-from ouro_build.artifacts.presets import find_preset
+from ouro_build.artifacts.presets import find_preset, shipped_folder
 from ouro_build.artifacts.safetensors_file import FILLER, SafetensorsFile
 
 FLAG = "--weights"
@@ -44,6 +44,9 @@ def open_weights(source: str, model: ModelConfig, seed: int = 0) -> WeightSource
 
     Raises UsageError for an unknown preset, CheckpointError for what does not hold this model's weights.
     """
+    shipped = shipped_folder(source)
+    if shipped is not None:
+        return Checkpoint(shipped, model)
     preset = find_preset(source, FLAG)
     if preset is not None:
         if msgspec.structs.replace(preset.model, dtype=model.dtype) != model:

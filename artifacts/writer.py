@@ -12,7 +12,7 @@ from ouro_build.artifacts.checks import check_manifest
 from ouro_build.artifacts.columns import Columns, PlanIndex
 from ouro_build.artifacts.digests import digest_files
 from ouro_build.artifacts.manifest import MANIFEST, FileRecord, Manifest, encode_manifest, sealed
-from ouro_build.artifacts.plan_checks import check_plans
+from ouro_build.artifacts.plan_checks import check_graphs, check_plans
 
 Content = bytes | Path | Callable[[BinaryIO], None] | FileRecord
 """What a file is made of: its bytes, a file to copy, a function that writes it, or the record of a file already there."""
@@ -34,6 +34,7 @@ def plan_files(manifest: Manifest, plans: Mapping[str, tuple[PlanIndex, Columns]
     for target in manifest.targets:
         index, columns = plans[target.part.name]
         check_plans(manifest, target, index)
+        check_graphs(index, columns, target.plan_index)
         files[target.plan_index] = encode_plan_index(index)
         files[target.plan_columns] = columns.to_bytes()
     return files

@@ -122,3 +122,7 @@ def warm(artifact: Path, record: Path | None, weights: str | None, device: int, 
 def main() -> None:
     """The `ouro-artifact` command."""
     run(cli)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ouro_build.artifacts.geometry import Geometry
-from ouro_build.artifacts.manifest import WEIGHTS, ImageRecord, KvLayout, Manifest, TargetRecord, WeightsRecord
-from ouro_build.artifacts.model import ModelConfig
+from ouro_build.artifacts.manifest import WEIGHTS, ImageRecord, Manifest, TargetRecord, WeightsRecord
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.writer import Content, plan_files, plan_paths
+from ouro_build.builder.buffers import kv_layout
 from ouro_build.builder.cache import Image
 from ouro_build.builder.compile import Job
 from ouro_build.builder.limits import check_limits
@@ -17,7 +16,6 @@ from ouro_build.builder.tokenizer_files import tokenizer_files
 from ouro_build.builder.toolchain import Toolchain
 
 MODES = ("dense",)
-KV_AXES = ("plane", "block", "key_value", "kv_head", "position", "head_dim")
 _DIGEST_DIGITS = 12
 
 Images = Mapping[str, Image]
@@ -40,19 +38,6 @@ def manifest(preparation: Preparation, work: Work, images: Images, weights: Weig
         targets=tuple(target_record(t, work[t.part.name], images, toolchain) for t in preparation.targets),
         toolchain=toolchain.packages(),
         stop_ids=source.stop_ids,
-    )
-
-
-def kv_layout(model: ModelConfig, geometry: Geometry) -> KvLayout:
-    """The KV pool's order: a plane's blocks are adjacent; plane = loop * layers + layer."""
-    planes = tuple(tuple(loop * model.layers + layer for layer in range(model.layers)) for loop in range(model.loops))
-    return KvLayout(
-        axes=KV_AXES,
-        planes=planes,
-        block_size=geometry.block_size,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        dtype=model.dtype,
     )
 
 

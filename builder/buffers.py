@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ouro_build.artifacts.geometry import Geometry
+from ouro_build.artifacts.manifest import KV_AXES, KvLayout
 from ouro_build.artifacts.model import ModelConfig
-from ouro_build.artifacts.plan import Buffer, LoadTimeValue, Pool
+from ouro_build.artifacts.plan import Buffer, Pool
 from ouro_build.artifacts.rows import RECORD
 
 
@@ -36,10 +37,9 @@ def make_buffers(model: ModelConfig, geometry: Geometry, weights: dict[str, Buff
     """Declare them, unplaced except the weights, whose places the packing has decided."""
     slots, rows, loops = geometry.slots, geometry.max_rows, model.loops
     bucket = geometry.buckets[-1]
-    block = (2, model.kv_heads, geometry.block_size, model.head_dim)
     return Buffers(
         weights=weights,
-        kv=Buffer("kv", Pool.KV, model.dtype, (model.planes, LoadTimeValue.KV_BLOCKS, *block)),
+        kv=Buffer("kv", Pool.KV, model.dtype, kv_layout(model, geometry).shape),
         row_state=Buffer("row_state", Pool.STATE, "int32", (slots, RECORD)),
         hidden=Buffer("hidden", Pool.STATE, model.dtype, (slots, model.hidden_size)),
         gate_logits=Buffer("gate_logits", Pool.STATE, "float32", (slots, loops)),
@@ -50,4 +50,17 @@ def make_buffers(model: ModelConfig, geometry: Geometry, weights: dict[str, Buff
         inputs=Buffer("inputs", Pool.IO, "int32", (rows, RECORD)),
         logits=Buffer("logits", Pool.IO, "float32", (bucket, model.vocab_size)),
         tokens=Buffer("tokens", Pool.IO, "int32", (bucket,)),
+    )
+
+
+def kv_layout(model: ModelConfig, geometry: Geometry, axes: tuple[str, ...] = KV_AXES) -> KvLayout:
+    """How the KV pool lies in memory; plane = loop * layers + layer."""
+    planes = tuple(tuple(loop * model.layers + layer for layer in range(model.layers)) for loop in range(model.loops))
+    return KvLayout(
+        axes=axes,
+        planes=planes,
+        block_size=geometry.block_size,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        dtype=model.dtype,
     )

@@ -80,7 +80,6 @@ def _write_weights(preparation: Preparation, folder: Path) -> WeightsRecord:
 
 
 def _oracle(preparation: Preparation) -> Oracle:
-    """By the plans of the first part: the reference means the same for all."""
-    target, source = preparation.targets[0], preparation.source
-    plans = (target.index, target.columns)
-    return make_oracle(source.model, preparation.geometry, target.part, plans, target.pools, source.weights)
+    """By the programs of the first part: the reference means the same for all."""
+    source = preparation.source
+    return make_oracle(source.model, preparation.geometry, preparation.targets[0].part, source.weights)

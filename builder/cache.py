@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ouro_build import kernels
+from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.plan import Specialization
 from ouro_build.builder.toolchain import Toolchain
 
@@ -70,8 +71,13 @@ class ImageCache:
 
 
 def default_folder() -> Path:
-    """`ouro-build` in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ouro-build"
+    """`ouro-build` in the user's cache folder. Raises UsageError for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ouro-build"
+    except RuntimeError as error:
+        raise UsageError(
+            "this user has no home folder", where="--cache-dir", hint="Name a folder for compiled images."
+        ) from error
 
 
 def image_key(specialization: Specialization, arch: str, toolchain: Toolchain) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ouro_build.artifacts.errors import BuildError
-from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue, Plan, Pool
+from ouro_build.artifacts.plan import Buffer, Edge, Launch, LoadTimeValue, Plan, Pool
 
 ALIGNMENT = 256
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -23,9 +23,10 @@ _Order = NDArray[np.bool_]
 def check(plans: Sequence[Plan], buffers: Sequence[Buffer], pools: Mapping[Pool, int], writes: Writes) -> None:
     """Raise BuildError listing every violation; `pools` gives the bytes of each pool of fixed size.
 
-    Holds for every plan: its buffers are declared, aligned and inside their pools; `after` names earlier launches only;
-    launches that touch the same buffer, one of them writing, are ordered; workspace is written before it is read and
-    never shared by buffers whose lifetimes meet; nothing writes weights; grids are within the limits of every GPU.
+    Holds for every plan: its buffers are declared, aligned and inside their pools; `after` names earlier launches only, and
+    kernels that may start before those have ended wait inside; launches that touch the same buffer, one of them writing, are
+    ordered; workspace is written before it is read and never shared by buffers whose lifetimes meet; nothing writes weights;
+    grids are within the limits of every GPU.
     """
     found = [*_declarations(buffers, pools)]
     declared = set(buffers)
@@ -84,9 +85,12 @@ def _plan(plan: Plan, declared: Collection[Buffer], writes: Writes) -> Iterator[
 
 def _edges(plan: Plan) -> Iterator[str]:
     for at, launch in enumerate(plan.launches):
-        for before, _ in launch.after:
+        for before, edge in launch.after:
             if not 0 <= before < at:
                 yield f"launch {at} waits for launch {before}, which does not come earlier"
+            if edge is Edge.PROGRAMMATIC and not launch.specialization.options.programmatic:
+                kernel = launch.specialization.kernel
+                yield f"launch {at} ({kernel}) may start before launch {before} has ended, and does not wait inside"
 
 
 def _grids(plan: Plan) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -13,15 +13,21 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ouro_build.artifacts.console import Output, rich_console, run
-from ouro_build.artifacts.fit import fit
+from ouro_build.artifacts.errors import DeviceError
+from ouro_build.artifacts.fit import Fit, Machine, fit
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.manifest import MemoryPlan
+from ouro_build.artifacts.publish import check_output
 from ouro_build.artifacts.reader import open_artifact
 from ouro_build.artifacts.sizes import SIZE
 from ouro_build.builder.budget import full_requests, size
 from ouro_build.builder.output import facts, progress, stack, table
 from ouro_build.builder.plan_target import Preparation, prepare
 from ouro_build.builder.spec import BLOCK_SIZES, DTYPES, BuildSpec, find_parts, parse_buckets
+from ouro_build.runtime.paths import NO_CUDA, torch_has_cuda
+
+if TYPE_CHECKING:
+    from ouro_build.builder.build import Built
 
 
 class PoolSize(msgspec.Struct, frozen=True):
@@ -113,13 +119,16 @@ def cli(
         embed_weights=weights == "embed",
         **shape,
     )
+    if not dry_run:
+        check_output(output, force=force)  # before a model is fetched for nothing
     preparation = prepare(spec)
     if dry_run:
         out.data(BuildResult(path="", identity="", targets=_targets(preparation)), lambda result: _drawn(result, preparation))
         return
-    result = _build(preparation, output, workers or os.cpu_count() or 1, cache_dir, force)
-    out.data(result, lambda built: _drawn(built, preparation))
-    _warm(output, preparation, record, out)
+    built = _build(preparation, output, workers or os.cpu_count() or 1, cache_dir, force)
+    result = BuildResult(path=str(output), identity=built.identity, targets=_targets(preparation))
+    out.data(result, lambda _: _drawn(result, preparation))
+    _warm(built, preparation, record, out)
 
 
 def main() -> None:
@@ -127,7 +136,7 @@ def main() -> None:
     run(cli)
 
 
-def _build(preparation: Preparation, output: Path, workers: int, cache_dir: Path | None, force: bool) -> BuildResult:
+def _build(preparation: Preparation, output: Path, workers: int, cache_dir: Path | None, force: bool) -> Built:
     # Imported here: the reference runtime is not needed to plan.
     from ouro_build.builder.build import Reporter, build
     from ouro_build.builder.cache import ImageCache, default_folder
@@ -136,24 +145,31 @@ def _build(preparation: Preparation, output: Path, workers: int, cache_dir: Path
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("planning", total=None)
-        report = Reporter(
-            phase=lambda name: bar.update(task, description=name),
-            images=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+
+        def phase(name: str) -> None:
+            bar.update(task, description=name)
+            if not console.is_terminal:  # a log has no bar, and minutes without a word look like a hang
+                console.print(name)
+
+        report = Reporter(phase, lambda done, total: bar.update(task, completed=done, total=total))
         cache = ImageCache(cache_dir or default_folder())
-        built = build(preparation, output, cache=cache, workers=workers, force=force, report=report)
-    return BuildResult(path=str(output), identity=built.identity, targets=_targets(preparation))
+        return build(preparation, output, cache=cache, workers=workers, force=force, report=report)
 
 
-def _warm(output: Path, preparation: Preparation, record: Path | None, out: Output) -> None:
+def _warm(built: Built, preparation: Preparation, record: Path | None, out: Output) -> None:
     """Check and time what was built, where this machine has a GPU that it was built for."""
     from ouro_build.runtime.machine import probe
 
-    machine, artifact = probe(), open_artifact(output, "sizes")
-    decision = fit(artifact.manifest, machine)
-    if not decision.accepted:
-        out.say(f"not warmed: {machine.reason or f'{machine.name} is not a GPU that this was built for'}")
+    try:
+        machine = probe()
+    except DeviceError as error:
+        machine = Machine.absent(error.what)
+    # By the manifest that was written: what is at the path may by now be another build's, or half replaced by it.
+    obstacle = _obstacle(machine, fit(built.manifest, machine))
+    if obstacle:
+        out.say(f"not warmed: {obstacle}")
         return
+    artifact = open_artifact(built.path, "sizes")
     # Imported here: it needs a device.
     from ouro_build.builder.warm import warm
 
@@ -162,6 +178,15 @@ def _warm(output: Path, preparation: Preparation, record: Path | None, out: Outp
     with progress("warming", shown=not out.json) as report:
         observed = warm(artifact, record or artifact.observed_path, weights=weights, progress=report)
     out.say(f"warmed {len(observed.keys)} graph keys on {machine.name}")
+
+
+def _obstacle(machine: Machine, decision: Fit) -> str:
+    """Why nothing can be warmed here; empty if it can."""
+    if machine.reason:
+        return machine.reason
+    if not decision.accepted:
+        return "; ".join(f"{t.target}: {refusal}" for t in decision.targets for refusal in t.refusals)
+    return "" if torch_has_cuda() else NO_CUDA
 
 
 def _targets(preparation: Preparation) -> list[TargetPlan]:
@@ -211,3 +236,7 @@ def _memory_rows(memory: MemoryPlan, geometry: Geometry) -> list[tuple[str, str,
 
 def _joined(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
+
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -96,11 +97,22 @@ def _compile_all(missing: Sequence[Job], workers: int) -> Iterator[tuple[Job, Im
             min(workers, len(missing)), mp_context=get_context("spawn"), initializer=_start_worker, initargs=(scratch,)
         )
         try:
-            waiting = {pool.submit(_compile, job): job for job in missing}
+            with _interrupts_held():
+                waiting = {pool.submit(_compile, job): job for job in missing}
             for future in as_completed(waiting):
                 yield waiting[future], _result(future)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes started in the block never see an interrupt, not even before their first line; this one sees it later."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _result(future: Future[Image | _Failure]) -> Image:
@@ -117,7 +129,6 @@ def _result(future: Future[Image | _Failure]) -> Image:
 
 def _start_worker(scratch: str) -> None:
     """Make this process one whose compiles are reproducible, silent, and over when the build is."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build decides what an interrupt means
     threading.Thread(target=_end_with_parent, args=(scratch,), daemon=True).start()
     kept = clean_environment()
     os.environ.clear()

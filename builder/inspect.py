@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 from rich.console import RenderableType
 
-from ouro_build.artifacts.columns import Columns, PlanIndex
+from ouro_build.artifacts.columns import Columns, GraphEntry, PlanIndex
 from ouro_build.artifacts.manifest import Manifest, TargetRecord
 from ouro_build.artifacts.plan import Constant, Edge, Pool
-from ouro_build.artifacts.reader import Artifact
+from ouro_build.artifacts.reader import TOKENIZER, Artifact
 from ouro_build.builder.budget import size
 from ouro_build.builder.output import facts, stack, table
 
@@ -48,6 +48,25 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     programmatic: int
 
 
+class StepView(msgspec.Struct, frozen=True, kw_only=True):
+    """`times` runs of the plan of this key; `join` is `full` or `programmatic`."""
+
+    plan: str
+    times: int
+    join: str
+
+
+class GraphView(msgspec.Struct, frozen=True, kw_only=True):
+    """A graph: its key, its kernel nodes, and its runs of plans, each with how it follows what is before it."""
+
+    program: str
+    bucket: int
+    mode: str
+    variant: str
+    nodes: int
+    steps: tuple[StepView, ...]
+
+
 class TargetView(msgspec.Struct, frozen=True, kw_only=True):
     """What was built for one GPU. Memory in bytes."""
 
@@ -62,6 +81,7 @@ class TargetView(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[PoolView, ...]
     images: tuple[ImageView, ...]
     plans: tuple[PlanView, ...]
+    graphs: tuple[GraphView, ...]
 
 
 class ArtifactView(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +119,7 @@ def view(artifact: Artifact) -> ArtifactView:
         weights=msgspec.to_builtins(m.weights),
         toolchain=dict(m.toolchain),
         stop_ids=m.stop_ids,
-        tokenizer=artifact.tokenizer_path is not None,
+        tokenizer=artifact.has(TOKENIZER),
         targets=tuple(_target(m, t, *artifact.plans(t)) for t in m.targets),
     )
 
@@ -121,6 +141,7 @@ def _target(manifest: Manifest, target: TargetRecord, index: PlanIndex, columns:
         ),
         images=_images(manifest, target, index),
         plans=_plans(index, columns),
+        graphs=tuple(_graph(index, graph) for graph in index.graphs),
     )
 
 
@@ -161,6 +182,20 @@ def _plans(index: PlanIndex, columns: Columns) -> tuple[PlanView, ...]:
     return tuple(found)
 
 
+def _graph(index: PlanIndex, graph: GraphEntry) -> GraphView:
+    steps = tuple(
+        StepView(plan=str(index.plans[step.plan].key), times=step.times, join=step.join.name.lower()) for step in graph.steps
+    )
+    return GraphView(
+        program=graph.key.program,
+        bucket=graph.key.bucket,
+        mode=graph.key.mode,
+        variant=graph.key.variant,
+        nodes=sum(index.plans[step.plan].launches * step.times for step in graph.steps),
+        steps=steps,
+    )
+
+
 def draw(shown: ArtifactView) -> RenderableType:
     """The view for people."""
     return stack(_overview(shown), *(part for target in shown.targets for part in _draw_target(target)))
@@ -199,15 +234,29 @@ def _draw_target(t: TargetView) -> tuple[RenderableType, ...]:
     pools.append(("reserve", size(t.reserve), "context, images, graphs"))
     held = t.reserve + sum(p.bytes for p in t.pools)
     blocks = f"{t.kv_blocks:,} KV blocks of {size(t.kv_block_bytes)}"
-    plans = [("/".join(filter(None, (p.program, p.mode, p.variant))), p.bucket, p.launches, p.programmatic) for p in t.plans]
+    plans = [(_name(p), p.bucket, p.launches, p.programmatic) for p in t.plans]
+    graphs = [(_name(g), g.bucket, g.nodes, ", then ".join(map(_step, g.steps))) for g in t.graphs if _joins(g)]
     images = [(i.kernel, _constants(i), i.registers, i.spills, i.shared, i.num_warps, i.bytes) for i in t.images]
     columns = ("kernel", "constants", "registers", "spills", "shared", "warps", "bytes")
     name = f"{t.part} ({t.arch}, {t.sm_count} SMs, ptxas {t.ptxas})"
     return (
         table(f"memory on {name}: {size(held)} of {size(t.budget)}, {blocks}", ("pool", "size", "buffers"), pools),
         table(f"plans for {t.part}", ("program", "bucket", "launches", "programmatic"), plans),
+        *((table(f"graphs of several runs for {t.part}", ("graph", "bucket", "nodes", "runs"), graphs),) if graphs else ()),
         table(f"images for {t.part}", columns, images),
     )
+
+
+def _name(shown: PlanView | GraphView) -> str:
+    return "/".join(filter(None, (shown.program, shown.mode, shown.variant)))
+
+
+def _joins(graph: GraphView) -> bool:
+    return sum(step.times for step in graph.steps) > 1
+
+
+def _step(step: StepView) -> str:
+    return f"{step.times} × {step.plan} ({step.join})"
 
 
 def _constants(image: ImageView) -> str:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
-from ouro_build.artifacts.plan import Buffer, Pool, ProgramKey
+from ouro_build.artifacts.plan import Buffer, LoadTimeValue, Pool, ProgramKey
 from ouro_build.artifacts.rows import RECORD, Row
-from ouro_build.runtime.batch import RowInput, StepInputs
+from ouro_build.runtime.batch import RowInput, StepInputs, row_limits
 from ouro_build.runtime.memory import Memory
 
 POISON = 0xFF
@@ -20,6 +20,8 @@ POISON = 0xFF
 _SPAN = 20
 """Tokens of context that a made-up request may have before its rows of the batch."""
 _PATTERN = 1 << 22
+"""Random elements that keys and values repeat, each plane `_SHIFT` further on."""
+_SHIFT = 7919
 
 
 def live_patterns(bucket: int) -> tuple[tuple[bool, ...], ...]:
@@ -58,13 +60,14 @@ class Scene:
             if pool is not Pool.WEIGHTS:
                 memory.fill(pool, POISON)
         self._write_state(memory, buffers)
-        self._write_kv(memory)
+        self._write_kv(memory, buffers["kv"])
         slots = [int(self._slots[i]) if i in self._rows else -1 for i in range(self._bucket)]
+        inputs = StepInputs(buffers, row_limits(self._model, self._geometry, len(self._valid)))
         if self._bucket <= self._geometry.buckets[-1]:
-            StepInputs(buffers).write(memory, self._inputs(), slots)
+            inputs.write(memory, self._inputs(), slots)
             self._write_samples(memory, buffers)
         else:
-            StepInputs(buffers).write(memory, self._inputs(), ())
+            inputs.write(memory, self._inputs(), ())
 
     def _place_rows(self, kv_blocks: int) -> None:
         """Give the live rows requests, positions, loops and blocks; rows of one request are adjacent and ascending."""
@@ -130,22 +133,36 @@ class Scene:
             tokens[self._rows] = self._rng.integers(self._model.vocab_size, size=len(self._rows))
             memory.write(Pool.IO, buffers["tokens"].offset, tokens)
 
-    def _write_kv(self, memory: Memory) -> None:
-        """Keys and values at the positions that requests have; everything else in the pool stays poisoned."""
+    def _write_kv(self, memory: Memory, kv: Buffer) -> None:
+        """Keys and values at the positions that requests have; everything else in the pool stays poisoned.
+
+        A block of a plane holds the same whichever of the two is the outer one in the pool.
+        """
         m, g = self._model, self._geometry
-        size = DTYPES[m.dtype].bytes
-        shape = (len(self._valid), 2, m.kv_heads, g.block_size, m.head_dim)
-        pattern = self._random(m.dtype, (min(_PATTERN, int(np.prod(shape))),))
-        for plane in range(m.planes):
-            values = np.resize(np.roll(pattern, plane * 7919), shape)
-            nowhere = ~np.broadcast_to(self._valid[:, None, None, :, None], shape)
-            values.view(f"<u{size}")[nowhere] = (1 << 8 * size) - 1
-            memory.write(Pool.KV, plane * int(np.prod(shape)) * size, values)
+        blocks, block = len(self._valid), (2, m.kv_heads, g.block_size, m.head_dim)
+        size = int(np.prod(block))
+        pattern = self._random(m.dtype, (min(_PATTERN, blocks * size),))
+        if kv.shape[0] is LoadTimeValue.KV_BLOCKS:
+            within = np.arange(size) - _SHIFT * np.arange(m.planes)[:, None]
+            for at in np.flatnonzero(self._valid.any(1)).tolist():
+                values = pattern.take(at * size + within, mode="wrap").reshape(m.planes, *block)
+                _write_kv_part(memory, at, values, self._valid[at, :, None])
+        else:
+            for plane in range(m.planes):
+                values = np.resize(np.roll(pattern, _SHIFT * plane), (blocks, *block))
+                _write_kv_part(memory, plane, values, self._valid[:, None, None, :, None])
 
     def _random(self, dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
         values = self._rng.standard_normal(shape, np.float32)
         # bfloat16 is the upper half of float32.
         return (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values
+
+
+def _write_kv_part(memory: Memory, at: int, values: NDArray[np.generic], valid: NDArray[np.bool_]) -> None:
+    """Make `values`, poisoned where not `valid`, part `at` of the equal parts of the KV pool."""
+    bits = values.view(f"<u{values.itemsize}")
+    bits[~np.broadcast_to(valid, values.shape)] = (1 << 8 * values.itemsize) - 1
+    memory.write(Pool.KV, at * values.nbytes, bits)
 
 
 def blocks_needed(geometry: Geometry) -> int:

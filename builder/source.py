@@ -14,7 +14,7 @@ from ouro_build.artifacts.errors import CheckpointError, MissingExtraError
 from ouro_build.artifacts.manifest import SourceRecord
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.packing import WeightSource
-from ouro_build.artifacts.presets import PREFIX, Preset, find_preset
+from ouro_build.artifacts.presets import PREFIX, Preset, find_preset, shipped_folder
 from ouro_build.artifacts.strict_json import parse_object
 
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*")
@@ -24,7 +24,7 @@ _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"
 
 @dataclass(frozen=True)
 class Source:
-    """A model to build from. `folder` holds its configuration and tokenizer; a preset has none."""
+    """A model to build from. `folder` holds its configuration and tokenizer; a synthetic preset has none."""
 
     model: ModelConfig
     weights: WeightSource
@@ -39,6 +39,9 @@ def open_source(source: str, *, dtype: str | None = None, seed: int = 0) -> Sour
     An existing path is a folder before it is a hub id. Raises UsageError for an unknown preset, dtype or seed,
     CheckpointError for a folder or hub model that cannot be used, MissingExtraError where the hub's client is missing.
     """
+    shipped = shipped_folder(source)
+    if shipped is not None:
+        return _from_folder(shipped, dtype, "preset", source.removeprefix(PREFIX))
     preset = find_preset(source)
     if preset is not None:
         return _from_preset(preset, dtype, seed)
@@ -59,7 +62,7 @@ def _from_preset(preset: Preset, dtype: str | None, seed: int) -> Source:
     return Source(model, preset.weights(model.dtype, seed), record, preset.stop_ids, None)
 
 
-def _from_folder(folder: Path, dtype: str | None, kind: Literal["checkpoint", "hub"], name: str) -> Source:
+def _from_folder(folder: Path, dtype: str | None, kind: Literal["checkpoint", "hub", "preset"], name: str) -> Source:
     raw = read_folder_config(folder)
     model = read_config(raw, str(folder / CONFIG), dtype)
     ends = stop_ids(raw, read_text(folder, GENERATION_CONFIG))

@@ -18,7 +18,7 @@ CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 _OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", TOKENIZER_CONFIG)
 # Where transformers notes from which folder of some machine a file was saved.
-_ORIGINS = ("_name_or_path", "name_or_path")
+_ORIGINS = ("_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file")
 
 
 def tokenizer_files(folder: Path) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ouro_build.artifacts.dtypes import DTYPES
-from ouro_build.artifacts.errors import BuildError
+from ouro_build.artifacts.errors import BuildError, MissingExtraError
 from ouro_build.artifacts.fit import Machine, fit
 from ouro_build.artifacts.plan import Buffer, Pool, ProgramKey
 from ouro_build.artifacts.reader import Artifact
@@ -23,7 +23,7 @@ from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
 from ouro_build.runtime.load_time import load_time_values
 from ouro_build.runtime.machine import describe
-from ouro_build.runtime.paths import WorkerPath
+from ouro_build.runtime.paths import NO_CUDA, WorkerPath, torch_has_cuda
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.reference import ReferenceExecutor
 from ouro_build.runtime.startup import StartupClock
@@ -48,11 +48,17 @@ def warm(
 ) -> ObservedRecord:
     """Try every plan of `artifact` on `device` by graph, launch and reference; write what was seen to the folder `record`.
 
-    `progress(done, total)` is told of each key. Raises FitError if the artifact does not fit, BuildError naming the keys
-    whose graph and launches differ in a bit, or that differ from the reference by more than the tolerance.
+    `progress(done, total)` is told of each key. Raises FitError if the artifact does not fit, MissingExtraError if torch has
+    no CUDA here, BuildError naming the keys whose graph and launches differ in a bit, or that differ from the reference by
+    more than the tolerance.
     """
     with ExitStack() as resources:
         driver = open_driver(device)
+        resources.callback(driver.close)
+        if not torch_has_cuda():
+            raise MissingExtraError(
+                f"{NO_CUDA}, and warming compares with the reference there", hint="Install torch with CUDA."
+            )
         machine = describe(driver)
         target = artifact.manifest.target(fit(artifact.manifest, machine).chosen.target)
         if target is None:
@@ -62,7 +68,7 @@ def warm(
         resources.callback(pools.close)
         keys = [entry.key for entry in pools.index.plans]
         seen = []
-        trial = _Trial(artifact, chosen, pools, machine)
+        trial = _Trial(artifact, chosen, pools, machine, device)
         for done, key in enumerate(keys):
             progress(done, len(keys))
             seen.append(trial.observe(key))
@@ -74,13 +80,13 @@ def warm(
 
 
 class _Trial:
-    def __init__(self, artifact: Artifact, path: WorkerPath, pools: Pools, machine: Machine) -> None:
+    def __init__(self, artifact: Artifact, path: WorkerPath, pools: Pools, machine: Machine, device: int) -> None:
         self._manifest, self._pools = artifact.manifest, pools
         self._buffers = {b.name: b for b in pools.index.buffers}
         self._kv_blocks = path.kv_blocks
-        values = load_time_values(self._manifest.model, self._manifest.geometry, path.kv_blocks, machine.sm_count)
+        values = load_time_values(self._manifest.kv, path.kv_blocks, machine.sm_count)
         index, columns = artifact.plans(path.target)
-        self._reference = ReferenceExecutor(index, columns, pools.memory, values)
+        self._reference = ReferenceExecutor(index, columns, pools.memory, values, device)
         self._graph, self._launch = pools.executors
 
     def observe(self, key: ProgramKey) -> ObservedKey:

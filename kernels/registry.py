@@ -22,6 +22,7 @@ NAMES: tuple[str, ...] = (
     "kv_copy",
     "linear_few",
     "linear_many",
+    "linear_rope",
     "linear_silu",
     "residual_norm",
     "resolve",

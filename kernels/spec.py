@@ -15,6 +15,7 @@ LOAD_TIME_DIVISORS: dict[LoadTimeValue, int] = {
     LoadTimeValue.KV_BLOCKS: 1,
     LoadTimeValue.KV_PLANE_STRIDE: 16,
     LoadTimeValue.SM_COUNT: 1,
+    LoadTimeValue.KV_BLOCK_STRIDE: 16,
 }
 _ALIGNED = 16
 _PROGRAMMATIC_FROM = 90  # griddepcontrol came with compute capability 9.0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 import msgspec
 import numpy as np
 
 from ouro_build.artifacts.console import Output, run
-from ouro_build.artifacts.errors import UsageError
+from ouro_build.artifacts.errors import OutputError, UsageError
 from ouro_build.artifacts.records import encode_record
 from ouro_build.artifacts.sizes import SIZE
 from ouro_build.runtime.paths import Choice
@@ -75,6 +75,8 @@ def run_command(
     feed = _id_lists(feed_ids, "--feed-ids") if feed_ids else []
     if feed and len(feed) != len(prompts):
         raise UsageError(f"{len(feed)} lists for {len(prompts)} prompts", where=f"--feed-ids {feed_ids}")
+    for flag, path in (("--logits", logits), ("--coverage-out", coverage_out), ("--startup-out", startup_out)):
+        _check_writable(flag, path)
     with load(
         artifact,
         executor=executor,
@@ -86,21 +88,25 @@ def run_command(
     ) as worker:
         outputs = worker.generate(prompts, max_tokens, ignore_eos=ignore_eos, feed=feed, logits=logits is not None)
         if logits is not None:
-            _write_logits(logits, outputs)
+            _write(logits, _encode_logits(outputs))
         if coverage_out is not None:
-            coverage_out.write_bytes(encode_record(worker.coverage()))
+            _write(coverage_out, encode_record(worker.coverage()))
         if startup_out is not None:
-            startup_out.write_bytes(encode_record(worker.startup()))
-        Output(json=as_json).data(_result(worker, outputs), lambda _: _drawn(worker, outputs))
+            _write(startup_out, encode_record(worker.startup()))
+        out = Output(json=as_json)
+        out.data(_result(worker, outputs), lambda _: _drawn(outputs))
+        _tell(out, worker)
 
 
 @cli.command("selftest")
 @_loading_options
 def selftest_command(artifact: Path, as_json: bool, **options: Any) -> int:
     """Decode the artifact's oracle and compare."""
+    out = Output(json=as_json)
     with load(artifact, **options) as worker:
         seen = self_test(worker)
-    Output(json=as_json).data({**msgspec.to_builtins(seen), "passed": seen.passed}, lambda _: _verdict(seen))
+        _tell(out, worker)
+    out.data({**msgspec.to_builtins(seen), "passed": seen.passed}, lambda _: _verdict(seen))
     return 0 if seen.passed else 1
 
 
@@ -119,10 +125,39 @@ def _id_lists(path: Path, flag: str) -> list[list[int]]:
         raise UsageError(f"not a JSON list of lists of token ids: {error}", where=f"{flag} {path}") from error
 
 
-def _write_logits(path: Path, outputs: list[Generated]) -> None:
-    from safetensors.numpy import save_file
+def _check_writable(flag: str, path: Path | None) -> None:
+    """Refuse a place that cannot be written before the run whose results would be lost with it."""
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        what = "is a folder" if path.is_dir() else "the folder it is to be in does not exist"
+        raise UsageError(what, where=f"{flag} {path}", hint="Name a file in a folder that exists.")
 
-    save_file({str(i): np.stack(o.logits) for i, o in enumerate(outputs)}, path)
+
+def _encode_logits(outputs: list[Generated]) -> bytes:
+    # Not the library's save_file: that replaces what is at the path, a device or a link too.
+    from safetensors.numpy import save
+
+    return save({str(i): np.stack(o.logits) for i, o in enumerate(outputs)})
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write all of `data`, or leave no part of it. Raises OutputError."""
+    try:
+        with path.open("wb") as file:
+            _fill(file, path, data)
+    except OSError as error:
+        raise OutputError(f"cannot be written: {error.strerror}", where=str(path)) from error
+
+
+def _fill(file: BinaryIO, path: Path, data: bytes) -> None:
+    try:
+        file.write(data)
+        file.flush()
+    except OSError:
+        if path.is_file():
+            path.unlink(missing_ok=True)
+        raise
 
 
 def _result(worker: Worker, outputs: list[Generated]) -> dict[str, Any]:
@@ -134,14 +169,21 @@ def _result(worker: Worker, outputs: list[Generated]) -> dict[str, Any]:
     }
 
 
-def _drawn(worker: Worker, outputs: list[Generated]) -> str:
-    lines = [o.text if o.text is not None else json.dumps(o.ids) for o in outputs]
+def _drawn(outputs: list[Generated]) -> str:
+    return "\n".join(o.text if o.text is not None else json.dumps(o.ids) for o in outputs)
+
+
+def _tell(out: Output, worker: Worker) -> None:
+    """Which path ran, and what to know about it."""
     why = f" ({worker.path.reason.value})" if worker.path.reason else ""
-    lines.append(f"\nexecutor {worker.executor}{why}, first token after {worker.startup().wall_s:.3f} s")
-    return "\n".join(lines)
+    out.say(f"executor {worker.executor}{why}, first token after {worker.startup().wall_s:.3f} s")
+    for note in worker.notes:
+        out.say(f"note: {note}")
 
 
 def _verdict(seen: SelfTest) -> str:
+    if not seen.clear:
+        return f"self-test FAILED: none of the oracle's {seen.tokens} choices is clear, so nothing could be compared"
     verdict = "passed" if seen.passed else f"FAILED at steps {', '.join(map(str, seen.wrong))}"
     return f"self-test {verdict}: {seen.clear} clear choices of {seen.tokens} tokens, by {seen.executor}"
 
@@ -149,3 +191,7 @@ def _verdict(seen: SelfTest) -> str:
 def main() -> None:
     """Entry point."""
     run(cli)
+
+
+if __name__ == "__main__":
+    main()

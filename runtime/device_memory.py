@@ -63,11 +63,88 @@ class Staging:
             self._pending[self._current] = False
 
 
+class _Landed:
+    """A piece of a read: on its way into a slot of the ring, then in `out`."""
+
+    def __init__(self, driver: Driver, event: object, slot: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+        self._driver = driver
+        self._event = event
+        self._slot: NDArray[np.uint8] | None = slot
+        self._out = out
+        self._taken = False
+
+    def take(self) -> None:
+        """Wait for the piece and copy it to `out`, unless that was done before."""
+        if self._taken:
+            return
+        if self._slot is None:
+            raise DeviceError("the memory was given back before this read was waited for", where="device memory")
+        self._driver.call("cuEventSynchronize", self._event, doing=f"waiting for {len(self._out)} bytes from the device")
+        self._out[:] = self._slot
+        self._taken = True
+
+    def drop(self) -> None:
+        """The slot is given back."""
+        self._slot = None
+
+
+class Landing:
+    """A ring of pinned slots through which the device's data reaches the host in stream order.
+
+    When the ring comes back to a slot whose piece nobody has taken, the piece is waited for and taken for its reader.
+    """
+
+    def __init__(self, driver: Driver, stream: object, resources: ExitStack, slot: int = BANK, slots: int = BANKS) -> None:
+        self._driver = driver
+        self._stream = stream
+        self._slots = pinned(driver, slot * slots, resources).reshape(slots, slot)
+        self._events = [_event(driver, resources) for _ in range(slots)]
+        self._pieces: list[_Landed | None] = [None] * slots
+        self._next = 0
+        resources.callback(self._drop)
+
+    def read(self, address: int, out: NDArray[np.uint8]) -> list[_Landed]:
+        """Submit copies of device memory at `address` that will fill `out`, after the work already submitted."""
+        slot = self._slots.shape[1]
+        return [self._piece(address + at, out[at : at + slot]) for at in range(0, len(out), slot)]
+
+    def _piece(self, address: int, out: NDArray[np.uint8]) -> _Landed:
+        at = self._next
+        earlier = self._pieces[at]
+        if earlier is not None:
+            earlier.take()
+        slot, event = self._slots[at, : len(out)], self._events[at]
+        copy = (int(slot.ctypes.data), address, len(out), self._stream)
+        self._driver.call("cuMemcpyDtoHAsync", *copy, doing=f"copying {len(out)} bytes to the host")
+        self._driver.call("cuEventRecord", event, self._stream, doing="marking a copy to the host")
+        piece = self._pieces[at] = _Landed(self._driver, event, slot, out)
+        self._next = (at + 1) % len(self._events)
+        return piece
+
+    def _drop(self) -> None:
+        for piece in self._pieces:
+            if piece is not None:
+                piece.drop()
+
+
+class DeviceRead:
+    """Bytes on their way to the host: the `Pending` of `DeviceMemory`."""
+
+    def __init__(self, out: NDArray[np.uint8], pieces: list[_Landed]) -> None:
+        self._out = out
+        self._pieces = pieces
+
+    def result(self) -> NDArray[np.uint8]:
+        for piece in self._pieces:
+            piece.take()
+        return self._out
+
+
 class DeviceMemory:
     """The pools of one worker on a device. One thread at a time may use it.
 
-    Everything is allocated here: device memory by `sizes` (bytes a pool), staging, the read buffer and the stream. If any
-    of it fails, all of it is given back. `allocated` is the device bytes taken.
+    Everything is allocated here: device memory by `sizes` (bytes a pool), a ring of pinned banks each way, and the stream. If
+    any of it fails, all of it is given back. `allocated` is the device bytes taken.
     """
 
     def __init__(self, driver: Driver, sizes: dict[Pool, int], *, bank: int = BANK, banks: int = BANKS) -> None:
@@ -81,7 +158,7 @@ class DeviceMemory:
                 if size:
                     self._bases[pool] = _allocate(driver, pool, size, resources)
             self._staging = Staging(driver, self.stream, resources, bank, banks)
-            self._landing = pinned(driver, bank, resources)
+            self._landing = Landing(driver, self.stream, resources, bank, banks)
             resources.callback(driver.release, "cuStreamSynchronize", self.stream)  # before the rest is given back
             self._resources = resources.pop_all()
 
@@ -102,16 +179,12 @@ class DeviceMemory:
         self._staging.write(self.base(pool) + offset, raw)
 
     def read(self, pool: Pool, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        return self.read_later(pool, offset, nbytes).result()
+
+    def read_later(self, pool: Pool, offset: int, nbytes: int) -> DeviceRead:
         check_range(self, pool, offset, nbytes)
         out = np.empty(nbytes, np.uint8)
-        source, landing = self.base(pool) + offset, int(self._landing.ctypes.data)
-        for at in range(0, nbytes, len(self._landing)):
-            size = min(len(self._landing), nbytes - at)
-            copy = (landing, source + at, size, self.stream)
-            self.driver.call("cuMemcpyDtoHAsync", *copy, doing=f"copying {size} bytes of {pool.name.lower()} to the host")
-            self.synchronize()
-            out[at : at + size] = self._landing[:size]
-        return out
+        return DeviceRead(out, self._landing.read(self.base(pool) + offset, out))
 
     def fill(self, pool: Pool, byte: int) -> None:
         if self.size(pool):

@@ -6,9 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ouro_build.artifacts.columns import Columns, PlanIndex
-from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import Artifact
-from ouro_build.artifacts.records import Reason
 from ouro_build.runtime.device_memory import DeviceMemory
 from ouro_build.runtime.driver import Driver
 from ouro_build.runtime.executor import Executor
@@ -31,23 +29,23 @@ def open_device_pools(artifact: Artifact, path: WorkerPath, weights: str | None,
     Takes `driver` over: closing the pools closes it. After this nothing is allocated on the device.
     """
     manifest, target = artifact.manifest, path.target
-    index, columns = artifact.plans(target)
-    sm_count = describe(driver).sm_count
-    values = load_time_values(manifest.model, manifest.geometry, path.kv_blocks, sm_count)
     with ExitStack() as resources:
         resources.callback(driver.close)
+        index, columns = artifact.plans(target)
+        values = load_time_values(manifest.kv, path.kv_blocks, describe(driver).sm_count)
         with clock.phase("pools") as phase:
             memory = DeviceMemory(driver, pool_sizes(target.memory, path.kv_blocks))
             resources.callback(memory.close)
             phase.bytes = memory.allocated
         with clock.phase("weights") as phase:
             phase.bytes = _fill_weights(artifact, weights, memory)
-        missing: dict[ProgramKey, Reason] = {}
-        executors = _executors(artifact, path, index, columns, memory, values, clock, resources, missing)
+        executors = _executors(artifact, path, index, columns, memory, values, clock, resources)
+        resources.callback(driver.release, "cuStreamSynchronize", memory.stream)  # graphs and images may still be running
         memory.synchronize()
         memory.seal()
         kept = resources.pop_all()
-    return Pools(index, memory, path.kv_blocks, executors, missing, kept.close)
+    failures = executors[0].failures if isinstance(executors[0], GraphExecutor) else {}
+    return Pools(index, memory, path.kv_blocks, executors, failures, kept.close)
 
 
 def _fill_weights(artifact: Artifact, weights: str | None, memory: DeviceMemory) -> int:
@@ -66,7 +64,6 @@ def _executors(
     values: Values,
     clock: StartupClock,
     resources: ExitStack,
-    missing: dict[ProgramKey, Reason],
 ) -> tuple[Executor, ...]:
     if path.executor == "reference":
         from ouro_build.runtime.reference import ReferenceExecutor
@@ -87,5 +84,4 @@ def _executors(
     with clock.phase("graphs"):
         graph = GraphExecutor(memory, plans, images.kernels)
         resources.callback(graph.close)
-    missing.update(dict.fromkeys(graph.failures, Reason.GRAPH_RESTORE_FAILED))
     return (graph, launch)

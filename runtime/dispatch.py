@@ -30,14 +30,15 @@ class Dispatcher:
         self._missing = missing
 
     def run(self, key: ProgramKey, rows: int) -> None:
-        """Submit `key` for `rows` live rows and count it."""
+        """Submit `key` for `rows` live rows and count it. Raises RequestError, counted too, if there is no plan for it."""
         for executor in self._executors:
             if executor.has(key):
                 break
         else:
+            self._coverage.fallback(Reason.MODE_NOT_BUILT, key.program, key.mode, rows, "refused")
             raise RequestError(
                 f"the artifact has no plan for {key} ({Reason.MODE_NOT_BUILT.value})",
-                hint="Build it with the mode in --sparse-modes, or send the request dense.",
+                hint="`ouro-artifact inspect` lists the modes it was built with.",
             )
         executor.run(key)
         if executor.name == "graph":

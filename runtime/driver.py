@@ -1,7 +1,6 @@
 """The CUDA driver: one device, its primary context, and calls whose failures say what was being done.
 
-Imports nothing but the errors: a worker starts `open_driver` on a thread before its other imports and so hides the
-driver's own start-up behind them.
+Imports nothing but the errors before it is used.
 """
 
 from __future__ import annotations

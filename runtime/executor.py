@@ -16,10 +16,10 @@ class Executor(Protocol):
     """`graph`, `launch` or `reference`: the word in records and on the command line."""
 
     def has(self, key: ProgramKey) -> bool:
-        """Whether this executor can run the plan of `key`."""
+        """Whether this executor can run `key`: a graph's key for `graph`, a plan's for the others."""
 
     def run(self, key: ProgramKey) -> None:
-        """Submit one run of the plan. Raises DeviceError naming the key if it cannot be submitted."""
+        """Submit one run of `key`. Raises DeviceError naming the key if it cannot be submitted."""
 
     def close(self) -> None:
         """Release what the executor made."""

@@ -1,4 +1,4 @@
-"""The graph executor: each plan rebuilt as a CUDA graph, instantiated once, replayed."""
+"""The graph executor: each graph, a sequence of plans, rebuilt as a CUDA graph, instantiated once, replayed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ouro_build.runtime.device_memory import DeviceMemory
 from ouro_build.runtime.driver import Driver
 from ouro_build.runtime.executor import ExecutorName
 from ouro_build.runtime.images import LoadedKernel
-from ouro_build.runtime.relocate import RelocatedPlans
+from ouro_build.runtime.relocate import Ready, RelocatedPlans
 
 _PROGRAMMATIC_PORT = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC: the edge leaves where the kernel lets its dependents start
 
@@ -28,10 +28,10 @@ class Restored(msgspec.Struct):
 
 
 class GraphExecutor:
-    """Restores graphs of plans and replays them on the memory's stream.
+    """Restores graphs and replays them on the memory's stream.
 
-    `keys` limits which plans are restored (None: all). A plan whose graph the driver refuses is left out, and `failures`
-    says why. `restored` counts the others. Raises DeviceError if the worker is ready already.
+    Its keys are graph keys; `keys` limits which are restored (None: all). A graph that the driver refuses is left out, and
+    `failures` says why. `restored` counts the others. Raises DeviceError if the worker is ready already.
     """
 
     name: ExecutorName = "graph"
@@ -53,7 +53,7 @@ class GraphExecutor:
         self.failures: dict[ProgramKey, RestoreError] = {}
         self.restored = Restored()
         started = time.perf_counter()
-        for key in plans.keys if keys is None else keys:
+        for key in plans.graphs if keys is None else keys:
             self._restore(key)
         self.restored.seconds = time.perf_counter() - started
 
@@ -71,8 +71,8 @@ class GraphExecutor:
         self._graphs.clear()
 
     def _restore(self, key: ProgramKey) -> None:
-        if not self._plans.has(key):
-            self.failures[key] = RestoreError("the artifact has no plan for it", where=str(key))
+        if key not in self._plans.graphs:
+            self.failures[key] = RestoreError("the artifact has no such graph", where=str(key))
             return
         try:
             self._graphs[key] = self._instantiate(key)
@@ -96,8 +96,21 @@ class GraphExecutor:
         return instance
 
 
+_Linked = tuple[Ready, list[tuple[int, int]]]
+"""A launch, and the (launch, edge) pairs of its run that it depends on."""
+
+
+class _Joined(msgspec.Struct):
+    """A graph as far as it is filled: its nodes, those that nothing follows yet, and the programmatic edges to be added."""
+
+    nodes: int = 0
+    ends: list[Any] = msgspec.field(default_factory=list)
+    sources: list[Any] = msgspec.field(default_factory=list)
+    targets: list[Any] = msgspec.field(default_factory=list)
+
+
 class _Builder:
-    """Adds a plan's launches to a graph as kernel nodes: about ten microseconds a node, so nothing is made twice."""
+    """Adds plans' launches to a graph as kernel nodes: about ten microseconds a node, so nothing is made twice."""
 
     def __init__(self, driver: Driver, kernels: Sequence[LoadedKernel]) -> None:
         self._driver = driver
@@ -109,25 +122,35 @@ class _Builder:
         self._add_edges = with_data if hasattr(driver.api, with_data) else "cuGraphAddDependencies"
 
     def fill(self, graph: Any, plans: RelocatedPlans, key: ProgramKey) -> int:
-        """Add every launch of `key` and every dependency; returns the number of nodes."""
-        nodes: list[Any] = []
-        sources: list[Any] = []
-        targets: list[Any] = []
-        for launch, after in zip(plans.launches(key), plans.dependencies(key), strict=True):
-            full = [nodes[at] for at, edge in after if edge == Edge.FULL]
-            node = self._add(graph, launch, full, key)
-            for at, edge in after:
-                if edge == Edge.PROGRAMMATIC:
-                    sources.append(nodes[at])
-                    targets.append(node)
-            nodes.append(node)
-        if sources:
-            edges = [self._edge] * len(sources)
-            doing = f"adding {len(sources)} programmatic edges to the graph of {key}"
-            self._driver.call(self._add_edges, graph, sources, targets, edges, len(edges), doing=doing)
-        return len(nodes)
+        """Add every launch and every dependency of the graph `key`, run by run; returns the number of nodes."""
+        joined = _Joined()
+        for step in plans.graphs[key]:
+            launches, dependencies = plans.launches(step.key), plans.dependencies(step.key)
+            for _ in range(step.times):
+                self._add_run(graph, key, joined, step.join, list(zip(launches, dependencies, strict=True)))
+        if joined.sources:
+            edges = [self._edge] * len(joined.sources)
+            doing = f"adding {len(edges)} programmatic edges to the graph of {key}"
+            self._driver.call(self._add_edges, graph, joined.sources, joined.targets, edges, len(edges), doing=doing)
+        return joined.nodes
 
-    def _add(self, graph: Any, launch: tuple[int, int, int, int, int], after: list[Any], key: ProgramKey) -> Any:
+    def _add_run(self, graph: Any, key: ProgramKey, joined: _Joined, join: Edge, launches: list[_Linked]) -> None:
+        """Add one run of a plan. Its first launches follow, by `join`, the launches that ended the run before it."""
+        nodes: list[Any] = []
+        for launch, after in launches:
+            before = [(nodes[at], edge) for at, edge in after] if after else [(node, join) for node in joined.ends]
+            node = self._add(graph, launch, [other for other, edge in before if edge == Edge.FULL], key)
+            for other, edge in before:
+                if edge == Edge.PROGRAMMATIC:
+                    joined.sources.append(other)
+                    joined.targets.append(node)
+            nodes.append(node)
+        followed = {at for _, after in launches for at, _ in after}
+        if nodes:  # else the next run follows what this one would have followed
+            joined.ends = [node for at, node in enumerate(nodes) if at not in followed]
+        joined.nodes += len(nodes)
+
+    def _add(self, graph: Any, launch: Ready, after: list[Any], key: ProgramKey) -> Any:
         at, x, y, z, arguments = launch
         parameters = self._parameters[at]
         parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ = x, y, z

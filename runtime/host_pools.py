@@ -21,7 +21,7 @@ def open_host_pools(artifact: Artifact, path: WorkerPath, weights: str | None, c
     """Lay out the pools of `path` on the host and fill the weights."""
     manifest, target = artifact.manifest, path.target
     index, columns = artifact.plans(target)
-    values = load_time_values(manifest.model, manifest.geometry, path.kv_blocks, target.part.sm_count)
+    values = load_time_values(manifest.kv, path.kv_blocks, target.part.sm_count)
     check_divisors(values, index.load_time)
     sizes = pool_sizes(target.memory, path.kv_blocks)
     with clock.phase("weights") as phase:

@@ -6,19 +6,21 @@ from collections.abc import Iterable, Mapping
 
 from ouro_build.artifacts.columns import LoadTimeEntry
 from ouro_build.artifacts.errors import FitError
-from ouro_build.artifacts.geometry import Geometry
-from ouro_build.artifacts.model import ModelConfig
+from ouro_build.artifacts.manifest import KvLayout
 from ouro_build.artifacts.plan import LoadTimeValue
 
 Values = Mapping[LoadTimeValue, int]
 
 
-def load_time_values(model: ModelConfig, geometry: Geometry, kv_blocks: int, sm_count: int) -> Values:
-    """Every load-time value of a worker with `kv_blocks` blocks on a device of `sm_count` multiprocessors."""
+def load_time_values(kv: KvLayout, kv_blocks: int, sm_count: int) -> Values:
+    """Every load-time value of a worker with `kv_blocks` blocks laid out as `kv` on a device of `sm_count` multiprocessors."""
+    block, planes = kv.block_elements, sum(map(len, kv.planes))
+    planes_outer = kv.axes[0] == "plane"
     return {
         LoadTimeValue.KV_BLOCKS: kv_blocks,
-        LoadTimeValue.KV_PLANE_STRIDE: kv_blocks * geometry.block_elements(model),
+        LoadTimeValue.KV_PLANE_STRIDE: kv_blocks * block if planes_outer else block,
         LoadTimeValue.SM_COUNT: sm_count,
+        LoadTimeValue.KV_BLOCK_STRIDE: block if planes_outer else planes * block,
     }
 
 

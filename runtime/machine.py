@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ouro_build.artifacts.errors import NoDeviceError
-from ouro_build.artifacts.fit import Machine
+from ouro_build.artifacts.fit import CONTEXT_BYTES, Machine
 from ouro_build.runtime.driver import Driver, open_driver
 
 _NAME = 256  # bytes asked for; the longest names are a quarter of it
@@ -28,7 +28,10 @@ def probe(device: int = 0, api: Any = None) -> Machine:
 
 
 def describe(driver: Driver) -> Machine:
-    """The machine as an open device shows it. `memory_free` is what is left beside the context that is open now."""
+    """The machine as an open device shows it. `memory_free` is what is left beside the context that is open now.
+
+    No call tells how much that context holds: `context` is what plans count for one, or all that is in use if that is less.
+    """
     doing = f"asking about CUDA device {driver.ordinal}"
     attributes = driver.api.CUdevice_attribute
 
@@ -45,5 +48,6 @@ def describe(driver: Driver) -> Machine:
         sm_count=attribute("MULTIPROCESSOR_COUNT"),
         memory_total=int(total),
         memory_free=int(free),
+        context=min(int(total) - int(free), CONTEXT_BYTES),
         cuda=(version // 1000, version % 1000 // 10),
     )

@@ -14,6 +14,16 @@ ALIGNMENT = 256
 """Every pool starts, and every buffer is placed, at a multiple of this many bytes."""
 
 
+class Pending(Protocol):
+    """Bytes on their way from a pool to the host."""
+
+    def result(self) -> NDArray[np.uint8]:
+        """The bytes as the work submitted before the read left them; later work does not change them.
+
+        Waits for that work alone. May be called again. Raises DeviceError if the work failed or the memory was given back.
+        """
+
+
 class Memory(Protocol):
     """The pools of one worker, on a device or on the host. All work is in order, as on one CUDA stream."""
 
@@ -28,6 +38,13 @@ class Memory(Protocol):
 
     def read(self, pool: Pool, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Copy `nbytes` out, waiting for the work already submitted."""
+
+    def read_later(self, pool: Pool, offset: int, nbytes: int) -> Pending:
+        """Submit a copy of `nbytes` to the host, after the work already submitted, without waiting for it.
+
+        Any number may be under way. The room for them is fixed: once it is full, a read waits for the earliest of them, whose
+        bytes are kept.
+        """
 
     def fill(self, pool: Pool, byte: int) -> None:
         """Set every byte of the pool, after the work already submitted."""
@@ -45,6 +62,16 @@ def check_range(memory: Memory, pool: Pool, offset: int, nbytes: int) -> None:
         raise DeviceError(
             f"access to bytes {offset} … {offset + nbytes} of a pool of {memory.size(pool)}", where=pool.name.lower()
         )
+
+
+class Arrived:
+    """Bytes that were on the host already: a `Pending` that does not wait."""
+
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self._data = data
+
+    def result(self) -> NDArray[np.uint8]:
+        return self._data
 
 
 class HostMemory:
@@ -76,6 +103,9 @@ class HostMemory:
     def read(self, pool: Pool, offset: int, nbytes: int) -> NDArray[np.uint8]:
         check_range(self, pool, offset, nbytes)
         return self._arenas[pool][offset : offset + nbytes].copy()
+
+    def read_later(self, pool: Pool, offset: int, nbytes: int) -> Pending:
+        return Arrived(self.read(pool, offset, nbytes))
 
     def fill(self, pool: Pool, byte: int) -> None:
         if self.size(pool):

@@ -13,6 +13,7 @@ from ouro_build.artifacts.records import Reason
 from ouro_build.runtime.executor import ExecutorName
 
 Choice = Literal["auto", "graph", "launch", "reference"]
+NO_CUDA = "the torch that is installed cannot use this machine's GPU"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def _reference(manifest: Manifest, machine: Machine, verdict: Fit, reason: Reaso
         )
     target = manifest.targets[0] if verdict.target is None else manifest.target(verdict.target) or manifest.targets[0]
     on_device = not machine.reason and torch_has_cuda()
-    return WorkerPath(target, on_device, "reference", reason, _blocks(manifest, target, memory), ())
+    return WorkerPath(target, on_device, "reference", reason, _blocks(manifest, target, machine, on_device, memory), ())
 
 
 def torch_has_cuda() -> bool:
@@ -79,19 +80,24 @@ def torch_has_cuda() -> bool:
     return bool(require_torch().cuda.is_available())
 
 
-def _blocks(manifest: Manifest, target: TargetRecord, memory: int | None) -> int:
-    """KV blocks for the reference: what the declared requests can use, within `memory` bytes for all pools."""
+def _blocks(manifest: Manifest, target: TargetRecord, machine: Machine, on_device: bool, memory: int | None) -> int:
+    """KV blocks for the reference: what the declared requests can use, within `memory` bytes, or what is free on the device.
+
+    On a device the plan's reserve is left to the context, which is open already, and to torch. On the host pages are taken
+    only when they are used.
+    """
     plan, geometry = target.memory, manifest.geometry
     most = min(plan.kv_blocks, geometry.max_requests * geometry.table_width)
-    if memory is None:
+    if memory is None and not on_device:
         return most
-    fixed = sum(record.bytes for record in plan.pools)
-    blocks = min(most, (memory - fixed) // plan.kv_block_bytes)
-    if blocks < geometry.table_width:
+    allowed, given = (machine.available, "free") if memory is None else (memory, "given with --memory")
+    fixed = sum(record.bytes for record in plan.pools) + (plan.reserve if on_device else 0)
+    blocks = min(most, (allowed - fixed) // plan.kv_block_bytes)
+    if blocks < min(most, geometry.table_width):
         needed = fixed + geometry.table_width * plan.kv_block_bytes
         raise FitError(
-            f"{needed} bytes are needed for the pools and one request of {geometry.max_context} tokens, {memory} were given",
-            where="--memory",
-            hint="Give more, or build with a smaller --max-context.",
+            f"{needed} bytes are needed for the pools and one request of {geometry.max_context} tokens, {allowed} are {given}",
+            where="memory",
+            hint="Give the worker more with --memory, free the device's memory, or build with a smaller --max-context.",
         )
     return blocks

@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ouro_build.artifacts.columns import PlanIndex
+from ouro_build.artifacts.errors import RestoreError
 from ouro_build.artifacts.manifest import MemoryPlan
 from ouro_build.artifacts.plan import Pool, ProgramKey
-from ouro_build.artifacts.records import Reason
 from ouro_build.runtime.executor import Executor
 from ouro_build.runtime.memory import Memory
 
 
 @dataclass(frozen=True)
 class Pools:
-    """`executors` in the order of preference; `missing` says why a key has no graph."""
+    """`executors` in the order of preference; `failures` says why a key's graph could not be restored."""
 
     index: PlanIndex
     memory: Memory
     kv_blocks: int
     executors: Sequence[Executor]
-    missing: Mapping[ProgramKey, Reason]
+    failures: Mapping[ProgramKey, RestoreError]
     close: Callable[[], None]
 
 

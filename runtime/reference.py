@@ -31,7 +31,10 @@ def require_torch() -> Any:
 
 
 class ReferenceExecutor:
-    """Runs plans by torch on the CPU, or on device `device` where the pools are there."""
+    """Runs plans by torch on the CPU, or on CUDA device `device` where the pools are there.
+
+    Raises DeviceError if torch sees the pools on another device.
+    """
 
     name: ExecutorName = "reference"
 
@@ -41,6 +44,7 @@ class ReferenceExecutor:
         self._columns = columns
         self._values = values
         self._memory = memory
+        self._device = device
         self._entries = {entry.key: entry for entry in index.plans}
         self._calls: dict[ProgramKey, list[Call]] = {}
         self._views: dict[Buffer, Any] = {}
@@ -59,7 +63,7 @@ class ReferenceExecutor:
             for function, arguments in self._calls[key]:
                 function(**arguments)
         if not isinstance(self._memory, HostMemory):
-            self._torch.cuda.synchronize()
+            self._torch.cuda.synchronize(self._device)
 
     def close(self) -> None:
         self._calls.clear()
@@ -94,7 +98,9 @@ class ReferenceExecutor:
         arena = self._arenas.get(buffer.pool)
         if arena is None or end > arena.numel():
             raise DeviceError(f"{buffer.name} ends at byte {end} of a smaller pool", where=buffer.pool.name.lower())
-        return arena[buffer.offset : end].view(getattr(self._torch, buffer.dtype)).view(shape)
+        view = arena[buffer.offset : end].view(getattr(self._torch, buffer.dtype)).view(shape)
+        # References see planes first, as kernels do through strides, whatever the order of the pool.
+        return view.transpose(0, 1) if buffer.shape[:1] == (LoadTimeValue.KV_BLOCKS,) else view
 
 
 class _DeviceBytes:
@@ -107,4 +113,7 @@ class _DeviceBytes:
 def _arena(torch: Any, memory: Memory, pool: Pool, device: int) -> Any:
     if isinstance(memory, HostMemory):
         return torch.from_numpy(memory.arena(pool))
-    return torch.as_tensor(_DeviceBytes(memory.base(pool), memory.size(pool)), device=f"cuda:{device}")
+    arena = torch.as_tensor(_DeviceBytes(memory.base(pool), memory.size(pool)), device=f"cuda:{device}")
+    if arena.data_ptr() != memory.base(pool):  # torch copies what lies on another device, and says nothing
+        raise DeviceError(f"the pool is not on CUDA device {device}, as torch counts them", where=pool.name.lower())
+    return arena

@@ -5,14 +5,15 @@ A few array operations over all launches of all plans; nothing is done launch by
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ouro_build.artifacts.columns import CONSTANT, FIRST_POOL, LOAD_TIME, Columns, PlanIndex
 from ouro_build.artifacts.errors import DeviceError, FitError
-from ouro_build.artifacts.plan import LOAD_TIME_VALUES, Pool, ProgramKey
+from ouro_build.artifacts.plan import LOAD_TIME_VALUES, Edge, Pool, ProgramKey
 from ouro_build.runtime.load_time import Values, check_divisors
 from ouro_build.runtime.memory import Memory
 
@@ -22,6 +23,14 @@ _GRID_LIMITS = np.array([2**31 - 1, 65535, 65535], np.uint64)
 
 Ready = tuple[int, int, int, int, int]
 """A launch: specialisation, grid x, y, z in blocks, and the address of its array of argument pointers."""
+
+
+class Run(NamedTuple):
+    """`times` runs of the plan of `key` in a graph; `join` is how each of them follows the run before it."""
+
+    key: ProgramKey
+    times: int
+    join: Edge
 
 
 class RelocatedPlans:
@@ -36,6 +45,9 @@ class RelocatedPlans:
         _check_known(index, columns, values)
         check_divisors(values, index.load_time)
         self._entries = {entry.key: entry for entry in index.plans}
+        self._graphs = {
+            graph.key: tuple(Run(index.plans[s.plan].key, s.times, s.join) for s in graph.steps) for graph in index.graphs
+        }
         self._columns = columns
         self._slots = _slots(columns, memory, values)
         self._pointers = self._slots.ctypes.data + SLOT * np.arange(len(self._slots), dtype=np.uint64)
@@ -49,6 +61,11 @@ class RelocatedPlans:
     def has(self, key: ProgramKey) -> bool:
         """Whether there is a plan for `key`."""
         return key in self._entries
+
+    @property
+    def graphs(self) -> Mapping[ProgramKey, tuple[Run, ...]]:
+        """What a replay of every graph runs, by graph key, in stored order."""
+        return self._graphs
 
     def launches(self, key: ProgramKey) -> list[Ready]:
         """The plan's launches in order."""

@@ -32,7 +32,10 @@ class OpenPhase:
 
 
 class StartupClock:
-    """Collects phases. `began` is the start of the process on the monotonic clock."""
+    """Collects phases. `began` is the start of the process on the monotonic clock.
+
+    One thread opens phases inside one another by `phase`; others time theirs `beside` them.
+    """
 
     def __init__(self, began: float | None = None) -> None:
         self._began = process_start() if began is None else began
@@ -41,15 +44,28 @@ class StartupClock:
         self._wall: float | None = None
         self._note("interpreter and imports", "", self._began, 0)
 
+    @property
+    def current(self) -> str:
+        """Name of the phase that is open; empty if none is."""
+        return self._open[-1] if self._open else ""
+
     @contextmanager
     def phase(self, name: str) -> Iterator[OpenPhase]:
         """Time a block as phase `name`, inside the phase that is open."""
-        parent, began, phase = (self._open[-1] if self._open else ""), time.monotonic(), OpenPhase(name)
-        self._open.append(name)
+        with self.beside(name, self.current) as phase:
+            self._open.append(name)
+            try:
+                yield phase
+            finally:
+                self._open.pop()
+
+    @contextmanager
+    def beside(self, name: str, parent: str) -> Iterator[OpenPhase]:
+        """Time a block on another thread as phase `name` of `parent`, whose other phases may overlap it."""
+        began, phase = time.monotonic(), OpenPhase(name)
         try:
             yield phase
         finally:
-            self._open.pop()
             self._note(name, parent, began, phase.bytes)
 
     def first_token(self, began: float) -> None:

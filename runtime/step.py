@@ -1,8 +1,12 @@
-"""Steps: what a scheduler runs. Every row of a step names its state slot; nothing else ties steps together."""
+"""Steps: what a scheduler runs. Every row of a step names its state slot; nothing else ties steps together.
+
+A step is submitted, then collected. Whole steps are `prefill` and `decode`; a scheduler with rounds of its own (speculation,
+pipelines, rows of different loops in one batch) makes them of `describe`, `run` and `collect`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -10,17 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ouro_build.artifacts.dtypes import DTYPES
-from ouro_build.artifacts.errors import RequestError
+from ouro_build.artifacts.errors import ArtifactError, RequestError
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.plan import Buffer, Pool, ProgramKey
 from ouro_build.artifacts.records import Reason
-from ouro_build.runtime.batch import RowInput, StepInputs
+from ouro_build.artifacts.rows import RECORD
+from ouro_build.runtime.batch import RowInput, StepInputs, row_limits
 from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.dispatch import Dispatcher
-from ouro_build.runtime.memory import Memory
+from ouro_build.runtime.memory import Memory, Pending
 
 T = TypeVar("T")
+N = TypeVar("N", np.int32, np.float32)
 
 
 @dataclass(frozen=True)
@@ -31,11 +37,36 @@ class Sampled:
     logits: NDArray[np.float32] | None
 
 
+class Submitted:
+    """A step whose choices are on their way to the host; no later step changes them."""
+
+    def __init__(self, tokens: Sequence[Pending], logits: Sequence[Pending] | None, vocab_size: int) -> None:
+        self._tokens = tokens
+        self._logits = logits
+        self._vocab_size = vocab_size
+
+    def result(self) -> Sampled:
+        """Wait for the step, and for none submitted after it. May be called again. Raises DeviceError if it failed."""
+        tokens = _joined(self._tokens, np.int32)
+        if self._logits is None:
+            return Sampled(tokens, None)
+        return Sampled(tokens, _joined(self._logits, np.float32).reshape(-1, self._vocab_size))
+
+
 class Steps:
     """Runs prompt chunks and decode steps over a worker's pools.
 
     For a worker that has its own scheduler: it owns slots, KV blocks and requests, and says in each row what changes.
     Slots below `geometry.decode_slots` outlive a step; those above serve the rows of one prompt chunk.
+
+    What is submitted runs in order; only `result`, `collect`, `prefill`, `decode`, `coda` and `state` wait. State advances on
+    the device: a row that keeps its slot needs no token from the host, so the next step may be submitted before this one
+    is read:
+
+        step = steps.submit_decode(rows)
+        while ...:
+            following = steps.submit_decode([RowInput(slot, block=...) for slot in ...])  # runs while the host reads
+            tokens, step = step.result().tokens, following
     """
 
     def __init__(
@@ -53,56 +84,120 @@ class Steps:
         self._memory = memory
         self._dispatcher = dispatcher
         self._coverage = coverage
-        self._inputs = StepInputs(buffers)
+        # A batch of either kind has a prelude.
+        every = tuple(sorted({*geometry.buckets, *geometry.prefill_buckets}))
+        self._buckets = {"prelude": every, "prefill": geometry.prefill_buckets}
+        _check_buffers(buffers, model, geometry)
+        kv_blocks = memory.size(Pool.KV) // geometry.block_bytes(model)
+        self._inputs = StepInputs(buffers, row_limits(model, geometry, kv_blocks))
 
     def decode(
         self, rows: Sequence[RowInput], *, depth: int | None = None, mode: str = "dense", logits: bool = False
     ) -> Sampled:
+        """`submit_decode`, waited for."""
+        return self.submit_decode(rows, depth=depth, mode=mode, logits=logits).result()
+
+    def prefill(self, rows: Sequence[RowInput], finished: Sequence[int] = (), *, logits: bool = False) -> Sampled:
+        """`submit_prefill`, waited for."""
+        return self.submit_prefill(rows, finished, logits=logits).result()
+
+    def submit_decode(
+        self, rows: Sequence[RowInput], *, depth: int | None = None, mode: str = "dense", logits: bool = False
+    ) -> Submitted:
         """One token for each of `rows`: embed, run `depth` loops (default all), sample, advance.
 
-        More rows than the largest bucket are run in several parts. Raises DeviceError if the device fails.
+        More rows than the largest bucket are run in several parts. Raises RequestError for what cannot be served,
+        DeviceError if it cannot be submitted.
         """
-        loops = self._depth(depth)
+        loops = self.loops(depth)
         parts = _parts(rows, self.geometry.buckets[-1])
         if len(parts) > 1:
             self._coverage.fallback(Reason.BUCKET_MISS, "recurrent", mode, len(rows), "split", loops)
-        return self._joined([self._decode_part(part, loops, mode, logits) for part in parts], logits)
+        # The planes of skipped loops are filled from the row's position, which advance moves on.
+        skipped = ("kv_copy",) if loops < self.model.loops else ()
+        reads = []
+        for part in parts:
+            self.describe(part, [row.slot for row in part])
+            self.run("prelude", len(part))
+            for _ in range(loops):
+                self.run("recurrent", len(part), mode)
+            for program in ("coda", "sample", *skipped, "advance"):
+                self.run(program, len(part))
+            reads.append(self._read_sampled(len(part), logits))
+        return self._submitted(reads, logits)
 
-    def prefill(self, rows: Sequence[RowInput], finished: Sequence[int] = (), *, logits: bool = False) -> Sampled:
+    def submit_prefill(self, rows: Sequence[RowInput], finished: Sequence[int] = (), *, logits: bool = False) -> Submitted:
         """Run prompt rows through every loop, then sample for the slots in `finished`, whose prompts end here.
 
-        A request's rows are adjacent and ascending. Rows past the largest prefill bucket are run in several parts.
+        A request's rows are adjacent and ascending. Rows past the largest prefill bucket are run in several parts. Raises
+        as `submit_decode` does.
         """
-        parts = _parts(rows, self.geometry.prefill_buckets[-1])
+        parts, ends = _parts(rows, self.geometry.prefill_buckets[-1]), _parts(finished, self.geometry.buckets[-1])
         if len(parts) > 1:
             self._coverage.fallback(Reason.BUCKET_MISS, "prefill", "dense", len(rows), "split", self.model.loops)
-        for part in parts:
-            self.start(part)
+        for at, part in enumerate(parts):
+            # The first slots to sample for are named with the last rows: one copy describes a step.
+            self.describe(part, ends[0] if ends and at == len(parts) - 1 else ())
+            self.run("prelude", len(part))
             for _ in range(self.model.loops):
-                self.prefill_loop(len(part))
-        sampled = []
-        for slots in _parts(finished, self.geometry.buckets[-1]):
-            self._inputs.write_coda(self._memory, slots)
-            sampled.append(self._sample(len(slots), ("coda", "sample", "advance"), logits))
-        return self._joined(sampled, logits)
-
-    def start(self, rows: Sequence[RowInput]) -> None:
-        """Make prompt `rows` the batch, apply their inputs and embed their tokens."""
-        self._inputs.write(self._memory, rows, ())
-        self._run("prelude", len(rows), self.geometry.prefill_buckets)
-
-    def prefill_loop(self, rows: int) -> None:
-        """One loop over the batch of `rows` prompt rows."""
-        self._run("prefill", rows, self.geometry.prefill_buckets)
+                self.run("prefill", len(part))
+        reads = []
+        for at, slots in enumerate(ends):
+            if at or not parts:
+                self.describe_coda(slots)
+            for program in ("coda", "sample", "advance"):
+                self.run(program, len(slots))
+            reads.append(self._read_sampled(len(slots), logits))
+        return self._submitted(reads, logits)
 
     def coda(self, slots: Sequence[int]) -> NDArray[np.float32]:
-        """Logits of the slots' hidden states, float32 [len(slots), vocab]."""
-        out = [np.empty((0, self.model.vocab_size), np.float32)]
+        """Logits of the slots' hidden states, float32 [len(slots), vocab]. The batch of rows stays as it is described."""
+        reads = []
         for part in _parts(slots, self.geometry.buckets[-1]):
-            self._inputs.write_coda(self._memory, part)
-            self._run("coda", len(part), self.geometry.buckets)
-            out.append(self._logits(len(part)))
-        return np.concatenate(out)
+            self.describe_coda(part)
+            self.run("coda", len(part))
+            reads.append(self._read("logits", len(part)))
+        return _joined(reads, np.float32).reshape(-1, self.model.vocab_size)
+
+    def describe(self, rows: Sequence[RowInput], coda: Sequence[int] = ()) -> None:
+        """Make `rows` the batch and `coda` the slots to sample for, after the work already submitted: one copy.
+
+        The program `prelude` applies the rows' inputs; the others read the batch or the slots. Raises RequestError, and
+        submits nothing, for more of them than there is room for and for values that nothing has.
+        """
+        self._inputs.write(self._memory, rows, coda)
+
+    def describe_coda(self, coda: Sequence[int]) -> None:
+        """Make `coda` the slots to sample for and leave the batch as it is. Raises RequestError as `describe` does."""
+        self._inputs.write_coda(self._memory, coda)
+
+    def run(self, program: str, rows: int, mode: str = "dense") -> None:
+        """Submit one run of `program` for `rows` rows of the batch (of the coda slots: `coda`, `sample`, `advance`, `kv_copy`).
+
+        `rows` are padded to the next bucket and counted as live. Raises RequestError for more than the largest bucket and
+        for a program or mode that was not built, DeviceError if it cannot be submitted.
+        """
+        buckets = self._buckets.get(program, self.geometry.buckets)
+        bucket = next((b for b in buckets if b >= rows), None)
+        if bucket is None:
+            raise RequestError(
+                f"{rows} rows, the largest bucket of {program} is {buckets[-1]}", hint="Run them in several parts."
+            )
+        self._dispatcher.run(ProgramKey(program, bucket, mode), rows)
+
+    def collect(self, rows: int, logits: bool = False) -> Sampled:
+        """What the last `sample` chose for the first `rows` coda slots. Waits. Raises as `collect_later` does."""
+        return self.collect_later(rows, logits).result()
+
+    def collect_later(self, rows: int, logits: bool = False) -> Submitted:
+        """Submit the copy of those choices to the host, so that another step may be submitted before they are read.
+
+        Raises RequestError for more rows than the largest bucket, DeviceError if the device fails.
+        """
+        largest = self.geometry.buckets[-1]
+        if not 0 <= rows <= largest:
+            raise RequestError(f"{rows} rows, a step samples for 0 … {largest}", where="collect")
+        return self._submitted([self._read_sampled(rows, logits)], logits)
 
     def state(self, name: str) -> NDArray[np.generic]:
         """A copy of a whole state buffer, bfloat16 as its bits: row_state, hidden, gate_logits, exit_probability, …"""
@@ -110,45 +205,44 @@ class Steps:
         raw = self._memory.read(buffer.pool, buffer.offset, buffer.bytes)
         return raw.view(DTYPES[buffer.dtype].storage).reshape(buffer.sizes)
 
-    def _decode_part(self, rows: Sequence[RowInput], loops: int, mode: str, logits: bool) -> Sampled:
-        self._inputs.write(self._memory, rows, [row.slot for row in rows])
-        self._run("prelude", len(rows), self.geometry.buckets)
-        for _ in range(loops):
-            self._run("recurrent", len(rows), self.geometry.buckets, mode)
-        # The planes of skipped loops are filled from the row's position, which advance moves on.
-        skipped = ("kv_copy",) if loops < self.model.loops else ()
-        return self._sample(len(rows), ("coda", "sample", *skipped, "advance"), logits)
-
-    def _sample(self, rows: int, programs: Sequence[str], logits: bool) -> Sampled:
-        for program in programs:
-            self._run(program, rows, self.geometry.buckets)
-        tokens = self._read("tokens", rows).view(np.int32)
-        return Sampled(tokens, self._logits(rows) if logits else None)
-
-    def _joined(self, parts: Sequence[Sampled], logits: bool) -> Sampled:
-        tokens = np.concatenate([np.empty(0, np.int32), *(p.tokens for p in parts)])
-        if not logits:
-            return Sampled(tokens, None)
-        empty = np.empty((0, self.model.vocab_size), np.float32)
-        return Sampled(tokens, np.concatenate([empty, *(p.logits for p in parts if p.logits is not None)]))
-
-    def _run(self, program: str, rows: int, buckets: Sequence[int], mode: str = "dense") -> None:
-        bucket = next(b for b in buckets if b >= rows)
-        self._dispatcher.run(ProgramKey(program, bucket, mode), rows)
-
-    def _logits(self, count: int) -> NDArray[np.float32]:
-        return self._read("logits", count).view(np.float32).reshape(count, -1)
-
-    def _read(self, name: str, count: int) -> NDArray[np.uint8]:
-        buffer = self._buffers[name]
-        return self._memory.read(Pool.IO, buffer.offset, buffer.bytes // buffer.sizes[0] * count)
-
-    def _depth(self, depth: int | None) -> int:
+    def loops(self, depth: int | None) -> int:
+        """Loops that a token of `depth` gets: all of them for None. Raises RequestError for a depth that the model has not."""
         loops = self.model.loops if depth is None else depth
         if not 1 <= loops <= self.model.loops:
             raise RequestError(f"depth {loops} is outside 1 … {self.model.loops}")
         return loops
 
+    def _read_sampled(self, rows: int, logits: bool) -> tuple[Pending, Pending | None]:
+        return self._read("tokens", rows), self._read("logits", rows) if logits else None
+
+    def _submitted(self, reads: Sequence[tuple[Pending, Pending | None]], logits: bool) -> Submitted:
+        kept = [values for _, values in reads if values is not None]
+        return Submitted([tokens for tokens, _ in reads], kept if logits else None, self.model.vocab_size)
+
+    def _read(self, name: str, count: int) -> Pending:
+        buffer = self._buffers[name]
+        return self._memory.read_later(Pool.IO, buffer.offset, buffer.bytes // buffer.sizes[0] * count)
+
+
+def _check_buffers(buffers: Mapping[str, Buffer], model: ModelConfig, geometry: Geometry) -> None:
+    """Raise ArtifactError unless the buffers that the host reads and writes are there, of the shapes that it takes them for."""
+    rows, bucket = geometry.max_rows, geometry.buckets[-1]
+    shapes = {
+        "coda_batch": (bucket,),
+        "batch": (rows,),
+        "inputs": (rows, RECORD),
+        "logits": (bucket, model.vocab_size),
+        "tokens": (bucket,),
+    }
+    for name, shape in shapes.items():
+        found = buffers.get(name)
+        if found is None or found.pool is not Pool.IO or found.shape != shape:
+            raise ArtifactError(f"buffer {name} of shape {shape} in io is expected, the plans have {found}", where="plans")
+
 
 def _parts(rows: Sequence[T], largest: int) -> list[Sequence[T]]:
     return [rows[at : at + largest] for at in range(0, len(rows), largest)]
+
+
+def _joined(reads: Sequence[Pending], dtype: type[N]) -> NDArray[N]:
+    return np.concatenate([np.empty(0, dtype), *(read.result().view(dtype) for read in reads)])

@@ -124,12 +124,12 @@ def _upload_mapped(memory: DeviceMemory, source: _Source, check: bool) -> bool:
             return False
         address = int(mapped.ctypes.data) + source.data
         copy = (memory.base(Pool.WEIGHTS), address, source.bytes - source.data, memory.stream)
-        try:
-            driver.call("cuMemcpyHtoDAsync", *copy, doing="copying the weights to the device")
-            if check:
-                _each(lambda p: _verify(source, p, mapped[p.start : p.end]), source.pieces, lambda: None)
-        finally:
-            memory.synchronize()  # the pages must stay locked while they are read
+        # The pages must stay locked while they are read, and what failed first is what is to be told.
+        resources.callback(driver.release, "cuStreamSynchronize", memory.stream)
+        driver.call("cuMemcpyHtoDAsync", *copy, doing="copying the weights to the device")
+        if check:
+            _each(lambda p: _verify(source, p, mapped[p.start : p.end]), source.pieces, lambda: None)
+        memory.synchronize()
     return True
 
 

@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ouro_build.artifacts.errors import NoDeviceError, RequestError, UsageError
+from ouro_build.artifacts.errors import ArtifactError, NoDeviceError, RequestError, UsageError
 from ouro_build.artifacts.fit import Machine
 from ouro_build.artifacts.plan import Pool
-from ouro_build.artifacts.reader import Artifact, open_artifact
-from ouro_build.artifacts.records import CoverageRecord, StartupRecord
+from ouro_build.artifacts.reader import TOKENIZER, Artifact, open_artifact
+from ouro_build.artifacts.records import CoverageRecord, Reason, StartupRecord
 from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.dispatch import Dispatcher
-from ouro_build.runtime.driver import Driver, open_driver
+from ouro_build.runtime.driver import Driver
 from ouro_build.runtime.engine import Engine, FinishReason, Request
 from ouro_build.runtime.executor import ExecutorName
 from ouro_build.runtime.host_pools import open_host_pools
 from ouro_build.runtime.machine import describe
 from ouro_build.runtime.memory import Memory
+from ouro_build.runtime.opening import OpeningDriver
 from ouro_build.runtime.paths import Choice, WorkerPath, choose_path
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.startup import StartupClock
@@ -57,7 +58,8 @@ class Worker:
     """Decodes with a loaded artifact. Made by `load`; close it, or use it in a `with` block, to give its memory back.
 
     `steps` is the interface for a caller that schedules rows itself; `generate` schedules for callers that do not. The two
-    share slots and KV blocks: use one or the other. `executor` names the path that runs, `reason` why it is not `graph`.
+    share slots and KV blocks: use one or the other. `executor` names the path that runs, `path.reason` why it is not `graph`.
+    One thread may use a worker, the one that loaded it: CUDA's context is current there.
     """
 
     def __init__(self, artifact: Artifact, path: WorkerPath, pools: Pools, clock: StartupClock, max_requests: int) -> None:
@@ -70,12 +72,13 @@ class Worker:
         self._coverage = CoverageCounter()
         self._tokenizer: Tokenizer | None = None
         manifest = artifact.manifest
+        missing = dict.fromkeys(pools.failures, Reason.GRAPH_RESTORE_FAILED)
         self.steps = Steps(
             manifest.model,
             manifest.geometry,
             {b.name: b for b in pools.index.buffers},
             pools.memory,
-            Dispatcher(pools.executors, self._coverage, path.reason, pools.missing),
+            Dispatcher(pools.executors, self._coverage, path.reason, missing),
             self._coverage,
         )
         # Every slot inactive, every table empty, and no output that could be taken for one.
@@ -86,6 +89,11 @@ class Worker:
     def executor(self) -> ExecutorName:
         """The first path that programs take."""
         return self._pools.executors[0].name
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What differs here from what was planned, and the graphs that could not be restored: all is right, perhaps slower."""
+        return (*self.path.notes, *(f"{e.where}: {e.what}" for e in self._pools.failures.values()))
 
     def generate(
         self,
@@ -100,28 +108,38 @@ class Worker:
         """Continue each prompt greedily by up to `max_tokens` tokens, all of them batched together.
 
         A prompt is text or token ids. `feed[i][j]` replaces generated token j of prompt i as the next input. `depth` is
-        the number of loops a new token gets, all of them by default; prompts always get all. Raises RequestError for a
-        prompt that can't be served, before any of them starts; DeviceError if the device fails, with no output.
+        the number of loops a new token gets, all of them by default; prompts always get all. Raises RequestError for what
+        can't be served, before any prompt starts; DeviceError if the device fails, with no output.
         """
         began = time.monotonic()
         first_token = partial(self._clock.first_token, began)
-        engine = Engine(self.steps, self._pools.kv_blocks, self.max_requests, depth, first_token)
+        loops = self.steps.loops(depth)
+        if len(feed) > len(prompts):
+            raise RequestError(f"{len(feed)} lists of tokens to feed, {len(prompts)} prompts")
+        engine = Engine(self.steps, self._pools.kv_blocks, self.max_requests, loops, first_token)
         stop = frozenset() if ignore_eos else frozenset(self.artifact.manifest.stop_ids)
         requests = [
             Request(self.encode(p), max_tokens, stop, feed[i] if i < len(feed) else (), logits) for i, p in enumerate(prompts)
         ]
-        for request in requests:
-            engine.submit(request)
+        for at, request in enumerate(requests):
+            try:
+                engine.submit(request)
+            except RequestError as error:
+                raise RequestError(error.what, where=f"prompt {at}", hint=error.hint) from error
         engine.run()
-        return [self._output(r, depth or self.steps.model.loops) for r in requests]
+        return [self._output(r, loops) for r in requests]
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Raises RequestError for text if the artifact carries no tokenizer."""
+        """Token ids of a prompt. Raises RequestError for text that is none, or if the artifact carries no tokenizer."""
         if not isinstance(prompt, str):
             return list(prompt)
         tokenizer = self._load_tokenizer()
         if tokenizer is None:
             raise RequestError("the artifact carries no tokenizer", hint="Give token ids: --prompt-ids FILE.json")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the prompt is not Unicode text: {error.reason} at character {error.start}") from error
         return list(tokenizer.encode(prompt).ids)
 
     def coverage(self) -> CoverageRecord:
@@ -155,11 +173,15 @@ class Worker:
         return None if tokenizer is None else str(tokenizer.decode(ids))
 
     def _load_tokenizer(self) -> Tokenizer | None:
-        path = self.artifact.tokenizer_path
-        if self._tokenizer is None and path is not None:
+        raw = self.artifact.tokenizer() if self._tokenizer is None else None
+        if raw is not None:
             from tokenizers import Tokenizer
 
-            self._tokenizer = Tokenizer.from_file(str(path))
+            try:
+                self._tokenizer = Tokenizer.from_buffer(raw)
+            except Exception as error:  # the library raises plain exceptions
+                hint = "Install a newer version of the package tokenizers, or build the artifact again."
+                raise ArtifactError(f"cannot be read: {error}", where=TOKENIZER, hint=hint) from error
         return self._tokenizer
 
 
@@ -185,15 +207,15 @@ def load(
     clock = clock or StartupClock()
     with ExitStack() as undo:
         with clock.phase("load"):
+            opening = OpeningDriver(device, clock)
+            undo.callback(opening.close)
             with clock.phase("open and verify"):
-                artifact = open_artifact(Path(path), "sizes")
+                artifact = open_artifact(Path(path), "all_but_weights")
             built = artifact.manifest.geometry.max_requests
             if max_requests is not None and not 1 <= max_requests <= built:
                 raise UsageError(f"{max_requests} is outside 1 … {built}, what was built", where="--max-requests")
-            with clock.phase("device"):
-                driver, machine = _open_device(device)
-                if driver is not None:
-                    undo.callback(driver.close)
+            with clock.phase("wait for device"):
+                driver, machine = _opened(opening)
             chosen = choose_path(artifact.manifest, machine, executor, memory)
             opened = _open_pools(artifact, chosen, weights, clock, driver)
             undo.callback(opened.close)
@@ -202,9 +224,9 @@ def load(
         return worker
 
 
-def _open_device(device: int) -> tuple[Driver | None, Machine]:
+def _opened(opening: OpeningDriver) -> tuple[Driver | None, Machine]:
     try:
-        driver = open_driver(device)
+        driver = opening.result()
     except NoDeviceError as error:
         return None, Machine.absent(error.what)
     return driver, describe(driver)
@@ -215,4 +237,6 @@ def _open_pools(artifact: Artifact, path: WorkerPath, weights: str | None, clock
         from ouro_build.runtime.device_pools import open_device_pools
 
         return open_device_pools(artifact, path, weights, clock, driver)
+    if driver is not None:
+        driver.close()  # its context would hold device memory that nothing here uses
     return open_host_pools(artifact, path, weights, clock)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
-from ouro_build.artifacts.columns import LoadTimeEntry, encode
+from ouro_build.artifacts.columns import GraphEntry, LoadTimeEntry, encode
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.manifest import (
+    KV_AXES,
     ImageRecord,
     KvLayout,
     Manifest,
@@ -75,16 +77,32 @@ PLANS = (
 ORACLE = Oracle(prompt_ids=(1, 2, 3), greedy_ids=(4, 5), margins=(64, 3))
 
 
-def make_artifact(path: Path, parts: tuple[str, ...] = ("h200", "rtx-5090"), *, embedded: bool = False, **changes: Any) -> Path:
-    """Publish an artifact at `path`; `changes` replace fields of its manifest."""
+def no_cubin(image: ImageRecord) -> bytes:
+    """What looks like an image and is none."""
+    return f"\x7fELF {image.path}".encode() * 20
+
+
+def make_artifact(
+    path: Path,
+    parts: tuple[str, ...] = ("h200", "rtx-5090"),
+    *,
+    embedded: bool = False,
+    cubin: Callable[[ImageRecord], bytes] = no_cubin,
+    graphs: tuple[GraphEntry, ...] | None = None,
+    **changes: Any,
+) -> Path:
+    """Publish an artifact at `path`.
+
+    `cubin` gives the bytes of each image, `graphs` replace those of single plans, `changes` fields of its manifest.
+    """
     weights = io.BytesIO()
     record = weights_record(weights)
     manifest = msgspec.structs.replace(base_manifest(parts, record, embedded=embedded), **changes)
-    files: dict[str, Content] = dict(plan_files(manifest, dict.fromkeys(parts, encoded_plans())))
+    files: dict[str, Content] = dict(plan_files(manifest, dict.fromkeys(parts, encoded_plans(graphs))))
     files["oracle.json"] = encode_oracle(ORACLE)
     files["tokenizer/tokenizer.json"] = b"{}"
     for target in manifest.targets:
-        files.update({image.path: f"\x7fELF {image.path}".encode() * 20 for image in target.images})
+        files.update({image.path: cubin(image) for image in target.images})
     if embedded:
         files["weights.safetensors"] = lambda out: void(out.write(weights.getvalue()))
     with publishing(path) as folder:
@@ -101,16 +119,17 @@ def void(_: object) -> None:
     """Turns an expression into a statement."""
 
 
-def encoded_plans() -> Any:
-    """(index, columns) of `PLANS`."""
-    return encode(PLANS, (KV, BATCH, EMBEDDING, ROWS), (LoadTimeEntry(LoadTimeValue.KV_PLANE_STRIDE, 16),))
+def encoded_plans(graphs: tuple[GraphEntry, ...] | None = None) -> Any:
+    """(index, columns) of `PLANS`, with these graphs in place of one a plan."""
+    index, columns = encode(PLANS, (KV, BATCH, EMBEDDING, ROWS), (LoadTimeEntry(LoadTimeValue.KV_PLANE_STRIDE, 16),))
+    return (index if graphs is None else msgspec.structs.replace(index, graphs=graphs)), columns
 
 
 def base_manifest(parts: tuple[str, ...], weights: Any, *, embedded: bool = False) -> Manifest:
     """A manifest for `parts` whose files are not yet known."""
     planes = tuple(tuple(range(u * MODEL.layers, (u + 1) * MODEL.layers)) for u in range(MODEL.loops))
     kv = KvLayout(
-        axes=("plane", "block", "kind", "head", "token", "element"),
+        axes=KV_AXES,
         planes=planes,
         block_size=GEOMETRY.block_size,
         kv_heads=MODEL.kv_heads,

@@ -94,7 +94,7 @@ class DenseModel:
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         group = self._c.heads // self._c.kv_heads
         k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
-        scores = (q @ k.transpose(1, 2)).float() * self._c.head_dim**-0.5 + mask
+        scores: Tensor = (q @ k.transpose(1, 2)).float() * self._c.head_dim**-0.5 + mask
         return (scores.softmax(-1).to(v.dtype) @ v).transpose(0, 1).reshape(q.shape[1], -1)
 
     def _rotate(self, x: Tensor, position: int) -> Tensor:

@@ -6,6 +6,7 @@ Used by `tests/interpret` (Triton's CPU interpreter) and by `tests/gpu` (compile
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ def check(launch: Launch, tensors: Mapping[str, Tensor], values: Values | None =
                 atol=kernel.tolerance.absolute[dtype],
                 rtol=kernel.tolerance.relative[dtype],
                 equal_nan=True,
-                msg=lambda text, name=name: f"{kernel.name}: {name}: {text}",
+                msg=partial("{}: {}: {}".format, kernel.name, name),
             )
         else:
             assert got[name].equal(want[name]), f"{kernel.name}: {name} differs"

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
+from ouro_build.artifacts.manifest import KV_AXES
 from ouro_build.artifacts.plan import Pool
 from ouro_build.artifacts.weight_stream import load_packed
+from ouro_build.builder.buffers import kv_layout
 from ouro_build.builder.oracle import reference_steps
 from ouro_build.builder.plan_target import Preparation, prepare
 from ouro_build.builder.spec import BuildSpec, find_parts
@@ -17,7 +20,8 @@ from ouro_build.runtime.engine import Engine
 from ouro_build.runtime.memory import HostMemory
 from ouro_build.runtime.step import Steps
 
-GOLDEN = Path(__file__).parent / "data" / "golden"
+DATA = Path(__file__).parent / "data"
+GOLDEN = DATA / "golden"
 GOLDEN_CASES = ("mha-fp32", "gqa-fp32", "mha-bf16")
 
 
@@ -46,8 +50,9 @@ def reference_worker(
     block_size: int = 16,
     kv_blocks: int | None = None,
     dtype: str | None = "float32",
+    kv_axes: tuple[str, ...] = KV_AXES,
 ) -> ReferenceWorker:
-    """Plan `model` as a build does, and lay it out on the host."""
+    """Plan `model` as a build does, and lay it out on the host. `kv_axes`: in another order of the KV pool."""
     torch.set_num_threads(1)  # these matrices are small: threads only get in each other's way
     spec = BuildSpec(
         model,
@@ -69,6 +74,8 @@ def reference_worker(
     for pool in (Pool.KV, Pool.WORKSPACE):
         memory.fill(pool, 0xFF)
     coverage = CoverageCounter()
-    plans = (target.index, target.columns)
-    steps = reference_steps(config, geometry, target.part, plans, memory, blocks, coverage)
+    kv = kv_layout(config, geometry, kv_axes)
+    buffers = tuple(replace(b, shape=kv.shape) if b.pool is Pool.KV else b for b in target.index.buffers)
+    plans = (replace(target.index, buffers=buffers), target.columns)
+    steps = reference_steps(config, geometry, target.part, plans, memory, blocks, coverage, kv_axes)
     return ReferenceWorker(preparation, steps, memory, blocks, coverage)

@@ -1,6 +1,6 @@
 """Trains the small looped model and writes checkpoint, model card and held-out text.
 
-python training/train.py --data DIR --out DIR --minutes 8
+python training/train.py --data DIR --out DIR --minutes 3
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ import argparse
 import datetime
 import json
 import platform
-import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +31,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 _EVALUATED = 8  # held-out windows looked at where there is no GPU, which would take hours for all
+_SECONDS = 5.0  # after which the time is looked at, if 50 steps take longer
 _STORED, _PROMPTS = 8, 10  # held-out texts stored beside the model, and others that it continues
 _PROMPT_TOKENS, _CONTINUED = 32, 64
 
@@ -45,7 +44,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="what prepare.py wrote")
     parser.add_argument("--out", type=Path, required=True, help="where checkpoint and card go")
     parser.add_argument("--state", type=Path, help="where the run's state is kept, to be resumed from (default: OUT/state)")
-    parser.add_argument("--minutes", type=float, default=8.0, help="training time, evaluation not counted (default: 8)")
+    parser.add_argument("--minutes", type=float, default=3.0, help="training time, evaluation not counted (default: 3)")
     parser.add_argument("--steps", type=int, help="exactly so many steps instead, whatever they take")
     parser.add_argument("--rows", type=int, default=64, help="sequences a step (default: 64)")
     parser.add_argument("--rate", type=float, default=Course.rate, help=f"peak learning rate (default: {Course.rate})")
@@ -81,6 +80,7 @@ class Trainer:
         self._given = given
         self._state = given.state or given.out / "state"
         self._run = {"seed": given.seed, "rows": given.rows, "rate": given.rate, "steps": given.steps, "shape": vars(shape)}
+        self._run["objective"] = vars(self.objective)
         self.progress = restore(self._state, self._run, self.model, self._optimizers)
         if given.steps:
             self.progress.descent_from = self.course.descent_from(given.steps)
@@ -110,16 +110,17 @@ class Trainer:
         save(self._state, self.progress, self._run, self.model, self._optimizers)
 
     def _loop(self, show: Callable[[str], None]) -> None:
-        saved = logged = time.monotonic()
+        saved = logged = looked = time.monotonic()
         before = self.progress.seconds
         begun = saved
         while not self._ended() and not self._stopped:
             nats, p = self._make_step()
             self.progress.step += 1
-            if self.progress.step % 50 and not self._ended() and not self._stopped:
+            early = self.progress.step % 50 and time.monotonic() - looked < _SECONDS
+            if early and not self._ended() and not self._stopped:
                 continue
             described = _described(self.progress.step, nats, p)  # waits for the device, so that the seconds are true
-            now = time.monotonic()
+            now = looked = time.monotonic()
             self.progress.seconds = before + now - begun
             self._decide()
             show(described)
@@ -211,8 +212,10 @@ def held_out_texts(quotable: dict[str, list[int]]) -> tuple[list[tuple[str, list
 def describe(given: argparse.Namespace, trainer: Trainer) -> Run:
     """The finished run in the card's terms."""
     cuda = trainer.device.type == "cuda"
+    length = f"--steps {given.steps}" if given.steps else f"--minutes {given.minutes:g}"
+    settings = f"{length} --rows {given.rows} --rate {given.rate} --seed {given.seed}"
     return Run(
-        command=shlex.join(["python", *sys.argv]),
+        command=f"python training/train.py --data DATA --out OUT {settings}",
         machine=torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU",
         date=datetime.date.today().isoformat(),
         steps=trainer.progress.step,

@@ -10,7 +10,7 @@ from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div, next_power_of_2
 
 KERNEL = Kernel(
     name="attention_decode",
-    contract=1,
+    contract=2,
     writes=("partial", "sums"),
     tolerance=Tolerance(
         absolute={"float32": 1e-4},
@@ -74,6 +74,7 @@ def attention_decode(
             "partial": partial,
             "sums": sums,
             "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
+            "block_stride": LoadTimeValue.KV_BLOCK_STRIDE,
             "layer": layer,
             "scale": head_dim**-0.5,
         },

@@ -12,7 +12,7 @@ FLOOR = tl.constexpr(-3.0e38)
 
 @triton.jit
 def single_head(
-    q, keys, table, first, end, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    q, keys, table, first, end, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
     """One query head: products and sums, memory-bound.
@@ -25,7 +25,7 @@ def single_head(
     d = tl.arange(0, HEAD_DIM)
     query = tl.load(q + d).to(tl.float32) * scale
     block = tl.load(table + lane // BLOCK_SIZE, mask=lane < end, other=0)
-    at = keys + key_offsets(block, lane, KV_HEADS, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
+    at = keys + key_offsets(block, lane, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
     k = tl.load(at, mask=(lane < end)[:, None], other=0.0)
     v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0)
     block = tl.load(table + (lane + TILE) // BLOCK_SIZE, mask=lane + TILE < end, other=0)
@@ -34,7 +34,7 @@ def single_head(
     acc = tl.zeros((TILE, HEAD_DIM), tl.float32)
     for _ in range(first, end, TILE):
         after = lane + TILE
-        at = keys + key_offsets(block, after, KV_HEADS, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
+        at = keys + key_offsets(block, after, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
         next_k = tl.load(at, mask=(after < end)[:, None], other=0.0)
         next_v = tl.load(at + VALUES, mask=(after < end)[:, None], other=0.0)
         block = tl.load(table + (after + TILE) // BLOCK_SIZE, mask=after + TILE < end, other=0)
@@ -64,7 +64,7 @@ def weigh(weight, v, acc):
 
 @triton.jit
 def grouped_heads(
-    q, keys, table, first, end, scale, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr,
+    q, keys, table, first, end, block_stride, scale, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The query heads of one kv head together, padded to a dot's 16 rows: keys and values are read once for all."""
@@ -79,7 +79,7 @@ def grouped_heads(
         lane = start + tl.arange(0, TILE)
         inside = lane < end
         block = tl.load(table + lane // BLOCK_SIZE, mask=inside, other=0)
-        at = keys + key_offsets(block, lane, KV_HEADS, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
+        at = keys + key_offsets(block, lane, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
         k = tl.load(at, mask=inside[:, None], other=0.0)
         score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         score = tl.where(inside[None, :], score, float("-inf"))
@@ -95,8 +95,8 @@ def grouped_heads(
 
 @triton.jit
 def attention_decode(
-    rows, q, block_tables, kv, partial, sums, plane_stride, layer, scale, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr,
+    rows, q, block_tables, kv, partial, sums, plane_stride, block_stride, layer, scale, LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
@@ -124,12 +124,13 @@ def attention_decode(
             keys = kv + head_offset(plane_stride, loop, layer, kv_head, LAYERS, BLOCK_SIZE, HEAD_DIM)
             if GROUP == 1:
                 acc, top, total = single_head(
-                    queries, keys, table, first, end, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE
+                    queries, keys, table, first, end, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE
                 )  # fmt: skip
                 acc = acc[None, :]
             else:
                 acc, top, total = grouped_heads(
-                    queries, keys, table, first, end, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, BLOCK_SIZE, TILE
+                    queries, keys, table, first, end, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, BLOCK_SIZE,
+                    TILE,
                 )  # fmt: skip
             to = partial + (head * SPLITS + split)[:, None] * HEAD_DIM + d[None, :]
             tl.store(to, acc, mask=real[:, None])

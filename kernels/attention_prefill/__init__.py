@@ -10,7 +10,7 @@ from ouro_build.kernels.tensor_cores import leaves_registers
 
 KERNEL = Kernel(
     name="attention_prefill",
-    contract=1,
+    contract=2,
     writes=("out",),
     tolerance=Tolerance(
         absolute={"bfloat16": 1.6e-2, "float16": 2e-3, "float32": 2e-5},
@@ -47,6 +47,7 @@ def attention_prefill(
             "kv": kv,
             "out": out,
             "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
+            "block_stride": LoadTimeValue.KV_BLOCK_STRIDE,
             "layer": layer,
             "scale": head_dim**-0.5,
         },

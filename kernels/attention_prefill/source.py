@@ -14,7 +14,7 @@ NONE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 @triton.jit
 def attend(
-    query, keys, table, last, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    query, keys, table, last, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile's rows over one request's keys; `last` is each row's last position, -1 for another's row."""
@@ -28,7 +28,7 @@ def attend(
         lane = start + tl.arange(0, TILE)
         inside = lane < end
         block = tl.load(table + lane // BLOCK_SIZE, mask=inside, other=0)
-        at = keys + key_offsets(block, lane, KV_HEADS, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
+        at = keys + key_offsets(block, lane, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
         k = tl.load(at, mask=inside[:, None], other=0.0)
         score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         score = tl.where(lane[None, :] <= last[:, None], score, float("-inf"))
@@ -44,7 +44,7 @@ def attend(
 
 @triton.jit
 def attention_prefill(
-    rows, q, block_tables, kv, out, plane_stride, layer, scale, ROWS: tl.constexpr, LAYERS: tl.constexpr,
+    rows, q, block_tables, kv, out, plane_stride, block_stride, layer, scale, ROWS: tl.constexpr, LAYERS: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
@@ -72,6 +72,6 @@ def attention_prefill(
         plane_loop = current & 0xFFFFFFFF
         keys = kv + head_offset(plane_stride, plane_loop, layer, head // (HEADS // KV_HEADS), LAYERS, BLOCK_SIZE, HEAD_DIM)
         last = tl.where(member, position, -1)
-        y = attend(query, keys, table, last, log2_scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_M, TILE)
+        y = attend(query, keys, table, last, block_stride, log2_scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_M, TILE)
         tl.store(out + at, y.to(out.dtype.element_ty), mask=member[:, None])
         current = tl.min(tl.where(owner > current, owner, NONE), 0)

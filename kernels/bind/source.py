@@ -1,4 +1,4 @@
-"""Triton source of `bind`: one thread a record. `given` is in columns of `RowInput`, `state` of `Row`."""
+"""Triton source of `bind`: one thread a record. `given` is in columns of `InputColumn`, `state` of `Row`."""
 
 import triton
 import triton.language as tl
@@ -17,15 +17,9 @@ def _override(given_at, state_at, live):
 
 @triton.jit
 def bind(
-    inputs,
-    row_state,
-    block_tables,
-    bucket,
-    BLOCK_SIZE: tl.constexpr,
-    TABLE_WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    PROGRAMMATIC: tl.constexpr,
-):
+    inputs, row_state, block_tables, bucket, BLOCK_SIZE: tl.constexpr, REQUESTS: tl.constexpr, TABLE_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
     release(PROGRAMMATIC)
     wait(PROGRAMMATIC)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -48,4 +42,5 @@ def bind(
 
     block = tl.load(given + 4, mask=live, other=-1)
     entry = block_tables + request.to(tl.int64) * TABLE_WIDTH + position // BLOCK_SIZE
-    tl.store(entry, block, mask=block >= 0)
+    inside = (request >= 0) & (request < REQUESTS) & (position >= 0) & (position < TABLE_WIDTH * BLOCK_SIZE)
+    tl.store(entry, block, mask=inside & (block >= 0))

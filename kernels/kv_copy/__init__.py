@@ -11,7 +11,7 @@ _EXACT = {"bfloat16": 0.0, "float16": 0.0, "float32": 0.0}
 
 KERNEL = Kernel(
     name="kv_copy",
-    contract=1,
+    contract=2,
     writes=("kv",),
     tolerance=Tolerance(absolute=_EXACT, relative=_EXACT, reason="a copy"),
 )
@@ -30,7 +30,13 @@ def kv_copy(part: Part, *, rows: Buffer, block_tables: Buffer, kv: Buffer, layer
     return KERNEL.launch(
         part,
         grid=(rows.sizes[0], layers, ceil_div(size, block)),
-        arguments={"rows": rows, "block_tables": block_tables, "kv": kv, "plane_stride": LoadTimeValue.KV_PLANE_STRIDE},
+        arguments={
+            "rows": rows,
+            "block_tables": block_tables,
+            "kv": kv,
+            "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
+            "block_stride": LoadTimeValue.KV_BLOCK_STRIDE,
+        },
         constants={
             "LAYERS": layers,
             "LOOPS": loops,

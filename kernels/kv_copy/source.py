@@ -12,6 +12,7 @@ def kv_copy(
     block_tables,
     kv,
     plane_stride,
+    block_stride,
     LAYERS: tl.constexpr,
     LOOPS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -34,7 +35,7 @@ def kv_copy(
         inside = at < 2 * KV_HEADS * HEAD_DIM
         # Heads of keys and then of values follow each other in a block, each with BLOCK_SIZE positions.
         offset = (at // HEAD_DIM * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM + at % HEAD_DIM
-        place = kv + block * (2 * KV_HEADS * BLOCK_SIZE * HEAD_DIM) + offset
+        place = kv + block * block_stride + offset
         x = tl.load(place + ((loop - 1) * LAYERS + layer).to(tl.int64) * plane_stride, mask=inside)
         for skipped in tl.static_range(1, LOOPS):
             if skipped >= loop:

@@ -12,9 +12,9 @@ from ouro_build.kernels.linear_many import linear_many
 _FEW = {"bfloat16": 32, "float16": 32, "float32": 4}
 
 
-def few_rows(bucket: int, dtype: str) -> bool:
-    """Whether `linear` takes `linear_few` for a bucket of rows."""
-    return bucket <= _FEW[dtype]
+def fused(bucket: int, dtype: str) -> bool:
+    """Whether a bucket of rows is for the kernels that do more than a linear layer: `linear_rope`, `linear_silu`."""
+    return dtype != "float32" and bucket <= _FEW[dtype]
 
 
 def linear(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer, gather: bool = False) -> Launch:
@@ -23,5 +23,5 @@ def linear(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer, 
     rows int32 [bucket, RECORD], x [bucket or more, K] (with `gather` [slots, K]), weight [N, K] of x's type, out [bucket or
     more, N] of x's type or float32. Sums are taken in float32, in the same order for a row alone as in a batch.
     """
-    rule = linear_few if few_rows(rows.sizes[0], weight.dtype) else linear_many
+    rule = linear_few if rows.sizes[0] <= _FEW[weight.dtype] else linear_many
     return rule(part, rows=rows, x=x, weight=weight, out=out, gather=gather)

@@ -1,4 +1,8 @@
-"""Finding keys and values in the paged KV pool [planes, KV_BLOCKS, 2, kv_heads, block_size, head_dim]."""
+"""Finding keys and values in the paged KV pool [planes, KV_BLOCKS, 2, kv_heads, block_size, head_dim].
+
+A block of a plane is contiguous. Planes and blocks are reached through strides, so that either may be the outer one in
+memory: the buffer's shape is in the order of memory, references are given a view with planes first.
+"""
 
 from ouro_build.artifacts.plan import Buffer
 

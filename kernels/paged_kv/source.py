@@ -13,6 +13,6 @@ def head_offset(
 
 
 @triton.jit
-def key_offsets(block, position, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
+def key_offsets(block, position, block_stride, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
     """Where the keys of `position`s begin, relative to `head_offset`, given their KV blocks."""
-    return block.to(tl.int64) * (2 * KV_HEADS * BLOCK_SIZE * HEAD_DIM) + position % BLOCK_SIZE * HEAD_DIM
+    return block.to(tl.int64) * block_stride + position % BLOCK_SIZE * HEAD_DIM

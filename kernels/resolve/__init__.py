@@ -8,14 +8,15 @@ from ouro_build.kernels.spec import Kernel, Tolerance
 
 KERNEL = Kernel(
     name="resolve",
-    contract=1,
+    contract=2,
     writes=("rows",),
     tolerance=Tolerance(absolute={}, relative={}, reason="integers: equal"),
 )
 
 
-def resolve(part: Part, *, batch: Buffer, row_state: Buffer, rows: Buffer, loop_limit: int) -> Launch:
-    """`rows[i]` = the record of slot `batch[i]`, or all -1 if there is none, or its loop is not in 0 … loop_limit - 1.
+def resolve(part: Part, *, batch: Buffer, row_state: Buffer, rows: Buffer, loop_limit: int, position_limit: int) -> Launch:
+    """`rows[i]` = the record of slot `batch[i]`; all -1 if there is none, or if its loop is not in 0 … loop_limit - 1 or its
+    position not in 0 … position_limit - 1: later kernels look positions up in a block table, and trust them.
 
     batch int32 [at least bucket], -1 where there is no row; row_state int32 [slots, RECORD], rows int32 [bucket, RECORD],
     both in `Row` columns. Every record of `rows` is written.
@@ -23,7 +24,13 @@ def resolve(part: Part, *, batch: Buffer, row_state: Buffer, rows: Buffer, loop_
     return KERNEL.launch(
         part,
         grid=(rows.sizes[0], 1, 1),
-        arguments={"batch": batch, "row_state": row_state, "rows": rows, "loop_limit": loop_limit},
+        arguments={
+            "batch": batch,
+            "row_state": row_state,
+            "rows": rows,
+            "loop_limit": loop_limit,
+            "position_limit": position_limit,
+        },
         constants={},
         options=Options(num_warps=1, num_stages=1),
     )

@@ -7,7 +7,7 @@ from ouro_build.kernels.dependencies.source import release, wait
 
 
 @triton.jit
-def resolve(batch, row_state, rows, loop_limit, PROGRAMMATIC: tl.constexpr):
+def resolve(batch, row_state, rows, loop_limit, position_limit, PROGRAMMATIC: tl.constexpr):
     release(PROGRAMMATIC)
     wait(PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
@@ -16,7 +16,8 @@ def resolve(batch, row_state, rows, loop_limit, PROGRAMMATIC: tl.constexpr):
     record = tl.full([8], -1, tl.int32)
     if slot >= 0:
         state = row_state + slot.to(tl.int64) * 8
+        position = tl.load(state + 1)
         loop = tl.load(state + 2)
-        if (loop >= 0) & (loop < loop_limit):
+        if (loop >= 0) & (loop < loop_limit) & (position >= 0) & (position < position_limit):
             record = tl.where(column == 0, slot, tl.load(state + column))
     tl.store(rows + row * 8 + column, record)

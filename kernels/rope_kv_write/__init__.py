@@ -9,7 +9,7 @@ from ouro_build.kernels.spec import Kernel, Tolerance
 
 KERNEL = Kernel(
     name="rope_kv_write",
-    contract=1,
+    contract=2,
     writes=("kv", "q"),
     tolerance=Tolerance(
         absolute={"bfloat16": 1e-5, "float16": 1e-5, "float32": 1e-5},
@@ -53,6 +53,7 @@ def rope_kv_write(
             "kv": kv,
             "q": q,
             "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
+            "block_stride": LoadTimeValue.KV_BLOCK_STRIDE,
             "layer": layer,
         },
         constants={

@@ -15,6 +15,7 @@ def rope_kv_write(
     kv,
     q,
     plane_stride,
+    block_stride,
     layer,
     LAYERS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -26,7 +27,6 @@ def rope_kv_write(
 ):
     release(PROGRAMMATIC)
     HALF: tl.constexpr = HEAD_DIM // 2
-    BLOCK: tl.constexpr = 2 * KV_HEADS * BLOCK_SIZE * HEAD_DIM
     TYPE: tl.constexpr = q.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -52,7 +52,7 @@ def rope_kv_write(
             plane = (tl.load(record + 2) * LAYERS + layer).to(tl.int64)
             request = tl.load(record + 3).to(tl.int64)
             block = tl.load(block_tables + request * TABLE_WIDTH + position // BLOCK_SIZE).to(tl.int64)
-            key = kv + plane * plane_stride + block * BLOCK
+            key = kv + plane * plane_stride + block * block_stride
             key += ((head - HEADS) * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM + at
             tl.store(key, rotated_first)
             tl.store(key + HALF, rotated_second)

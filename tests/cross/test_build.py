@@ -19,11 +19,12 @@ import pytest
 from ouro_build.artifacts.parts import ARCHITECTURES, find_part
 from ouro_build.artifacts.reader import open_artifact
 from ouro_build.builder.cache import ImageCache
-from ouro_build.builder.compile import compile_images, jobs
+from ouro_build.builder.compile import Job, compile_images, jobs
 from ouro_build.builder.cubin import read_cubin
 from ouro_build.builder.plan_target import prepare
 from ouro_build.builder.spec import BuildSpec, find_parts
 from ouro_build.builder.toolchain import find_toolchain
+from tests.cross.conftest import MakeOnce
 
 pytest.importorskip("triton", reason="triton compiles")
 
@@ -55,18 +56,20 @@ def build(folder: Path, *more: str, **environment: str) -> dict[str, object]:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    """A cache that every image of SHAPE for sm_90 is in, and the artifact that filled it."""
-    folder = tmp_path_factory.mktemp("first")
-    build(folder, "--gpu", "sm_90", "--cache-dir", str(folder / "cache"))
-    return folder / "cache"
+def cache(make_once: MakeOnce) -> Path:
+    """A cache that every image of SHAPE for sm_90 is in, beside the artifact that filled it, `out.ouro`."""
+
+    def make(folder: Path) -> None:
+        build(folder, "--gpu", "sm_90", "--cache-dir", str(folder / "cache"))
+
+    return make_once("first", make) / "cache"
 
 
 def tree(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
-def test_the_artifact_opens_and_holds_what_was_asked_for(cache):
+def test_the_artifact_opens_and_holds_what_was_asked_for(cache: Path) -> None:
     artifact = open_artifact(cache.parent / "out.ouro")
     manifest = artifact.manifest
     target = manifest.target("h200")
@@ -76,13 +79,13 @@ def test_the_artifact_opens_and_holds_what_was_asked_for(cache):
     index, _ = artifact.plans(target)
     assert len(index.specializations) == len(target.images)
     for image in target.images:
-        info = read_cubin(artifact.image_bytes(image), image.function)
+        info = read_cubin(artifact.read(image.path), image.function)
         assert (info.registers, info.stack, info.parameters) == (image.registers, image.spills, image.parameters)
     oracle = artifact.oracle()
     assert len(oracle.prompt_ids) == len(oracle.greedy_ids) == 16
 
 
-def test_the_same_bytes_whatever_is_set_and_wherever_it_is_built(cache, tmp_path):
+def test_the_same_bytes_whatever_is_set_and_wherever_it_is_built(cache: Path, tmp_path: Path) -> None:
     """Empty cache against a full one; TRITON_* and friends set to things that change or break a compile."""
     hostile = {
         "TRITON_CACHE_DIR": str(tmp_path / "triton"),
@@ -100,14 +103,14 @@ def test_the_same_bytes_whatever_is_set_and_wherever_it_is_built(cache, tmp_path
     assert tree(tmp_path / "a" / "deeper" / "out.ouro") == tree(cache.parent / "out.ouro")
 
 
-def test_weights_by_reference_leave_everything_else_the_same(cache, tmp_path):
+def test_weights_by_reference_leave_everything_else_the_same(cache: Path, tmp_path: Path) -> None:
     build(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache), "--weights", "reference")
     embedded, named = tree(cache.parent / "out.ouro"), tree(tmp_path / "out.ouro")
     assert embedded.keys() - named.keys() == {"weights.safetensors"}
     assert {k for k in named if named[k] != embedded[k]} == {"manifest.json"}
 
 
-def test_force_replaces_and_its_absence_refuses(cache, tmp_path):
+def test_force_replaces_and_its_absence_refuses(cache: Path, tmp_path: Path) -> None:
     build(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache))
     first = open_artifact(tmp_path / "out.ouro").identity
     process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache))
@@ -117,7 +120,7 @@ def test_force_replaces_and_its_absence_refuses(cache, tmp_path):
     assert open_artifact(tmp_path / "out.ouro").identity != first
 
 
-def test_a_damaged_cache_entry_is_compiled_again(cache, tmp_path):
+def test_a_damaged_cache_entry_is_compiled_again(cache: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(cache, tmp_path / "cache")
     victim = next(p for p in copy.rglob("*") if p.is_file())
     victim.write_bytes(victim.read_bytes()[:-7])
@@ -126,7 +129,7 @@ def test_a_damaged_cache_entry_is_compiled_again(cache, tmp_path):
     assert victim.read_bytes() == (cache / victim.relative_to(copy)).read_bytes()
 
 
-def test_an_interrupt_ends_the_build_and_leaves_nothing(tmp_path):
+def test_an_interrupt_ends_the_build_and_leaves_nothing(tmp_path: Path) -> None:
     process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(tmp_path / "cache"))
     wait_until(process, lambda: list((tmp_path / "cache").glob("*/*")))
     process.send_signal(signal.SIGINT)
@@ -137,7 +140,25 @@ def test_an_interrupt_ends_the_build_and_leaves_nothing(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} <= {"cache"}
 
 
-def test_a_build_killed_while_it_compiles_leaves_no_processes_and_no_scratch(tmp_path):
+def test_an_interrupt_is_no_business_of_compilers_that_only_start(tmp_path: Path) -> None:
+    """A terminal interrupts every process at once, those that have not run a line of ours yet too."""
+    process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(tmp_path / "cache"))
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    wait_until(process, lambda: any(imports_numpy(child) for child in listed.read_text().split()))
+    for number in (*map(int, listed.read_text().split()), process.pid):
+        os.kill(number, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert {p.name for p in tmp_path.iterdir()} <= {"cache"}
+
+
+def imports_numpy(process: str) -> bool:
+    """Whether a process of ours has begun its imports."""
+    return "numpy" in Path(f"/proc/{process}/maps").read_text()
+
+
+def test_a_build_killed_while_it_compiles_leaves_no_processes_and_no_scratch(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(tmp_path / "cache"), TMPDIR=str(scratch))
@@ -148,7 +169,7 @@ def test_a_build_killed_while_it_compiles_leaves_no_processes_and_no_scratch(tmp
     wait_until(None, lambda: not list(scratch.iterdir()))
 
 
-def test_killed_builds_leave_nothing_under_the_final_name(cache, tmp_path):
+def test_killed_builds_leave_nothing_under_the_final_name(cache: Path, tmp_path: Path) -> None:
     chance = random.Random(2)
     for _ in range(5):
         process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache))
@@ -162,7 +183,7 @@ def test_killed_builds_leave_nothing_under_the_final_name(cache, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["out.ouro"]
 
 
-def test_two_builders_of_one_output(cache, tmp_path):
+def test_two_builders_of_one_output(cache: Path, tmp_path: Path) -> None:
     both = [start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache)) for _ in range(2)]
     talk = [process.communicate()[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 1], talk
@@ -170,12 +191,12 @@ def test_two_builders_of_one_output(cache, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["out.ouro"]
 
 
-def test_every_architecture_compiles_and_is_read_rightly(tmp_path):
+def test_every_architecture_compiles_and_is_read_rightly(tmp_path: Path) -> None:
     """One kernel for each; registers and stack as NVIDIA's own tool reads them."""
     parts = find_parts(ARCHITECTURES)
     tools = find_toolchain(parts)
     spec = BuildSpec(model="preset:tiny", parts=parts, buckets=(1,), prefill_buckets=(16,), max_context=64)
-    work = []
+    work: list[Job] = []
     for target in prepare(spec).targets:
         chosen = [s for s in target.index.specializations if s.kernel in ("rms_norm", "attention_decode")]
         work += jobs(chosen, target.part.arch, tools)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -81,7 +82,7 @@ def specializations(part: Part, dtype: str, buckets: tuple[int, ...]) -> tuple[S
 
 
 @pytest.mark.parametrize(("arch", "dtype", "buckets"), FULL if EVERY else FAST)
-def test_images_fit(arch: str, dtype: str, buckets: tuple[int, ...], tmp_path) -> None:
+def test_images_fit(arch: str, dtype: str, buckets: tuple[int, ...], tmp_path: Path) -> None:
     part = find_part(arch)
     wanted = specializations(part, dtype, buckets)
     made = jobs(wanted, part.arch, find_toolchain([part]))

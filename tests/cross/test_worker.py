@@ -6,10 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from ouro_build.artifacts.console import exit_code
 from ouro_build.artifacts.errors import ArtifactError, FitError, RequestError, UsageError
@@ -21,6 +24,7 @@ from ouro_build.builder.spec import BuildSpec, find_parts
 from ouro_build.runtime import paths
 from ouro_build.runtime.cli import cli
 from ouro_build.runtime.machine import probe
+from ouro_build.runtime.paths import Choice
 from ouro_build.runtime.selftest import self_test
 from ouro_build.runtime.worker import load
 from tests.reference_worker import GOLDEN
@@ -87,7 +91,9 @@ def test_run_writes_logits_and_records(
     assert {p.name for p in top} == {"interpreter and imports", "load", "first token"}
     assert sum(p.seconds for p in top) <= record.wall_s + 1e-3
     assert sum(p.seconds for p in top) > 0.9 * record.wall_s
-    assert {p.name for p in record.phases if p.parent == "load"} >= {"open and verify", "device", "weights", "executors"}
+    assert {p.name for p in record.phases if p.parent == "load"} >= {
+        "open and verify", "device", "wait for device", "weights", "executors",
+    }  # fmt: skip
 
 
 def test_a_stop_token_is_in_ids(artifact: Path, prompts: tuple[Path, list[dict[str, list[int]]]]) -> None:
@@ -109,6 +115,17 @@ def test_selftest_passes_and_sees_a_wrong_oracle(artifact: Path, monkeypatch: py
         seen = self_test(worker)
     assert not seen.passed
     assert len(seen.wrong) == seen.clear
+    assert not msgspec.structs.replace(seen, clear=0, wrong=()).passed
+
+
+def test_texts_are_printed_as_they_are_and_talk_goes_to_stderr(artifact: Path, tmp_path: Path) -> None:
+    """However long a line is, a pipe gets one a prompt."""
+    ids = tmp_path / "ids.json"
+    ids.write_text("[[1, 2], [3]]")
+    result = run("run", artifact, "--prompt-ids", ids, "--max-tokens", 100, "--ignore-eos")
+    assert result.exit_code == 0, result.output
+    assert [len(json.loads(line)) for line in result.stdout.splitlines()] == [100, 100]
+    assert "executor reference (no_device), first token after" in result.stderr
 
 
 def test_weights_by_reference_are_taken_from_the_checkpoint(tmp_path: Path, image_cache: ImageCache) -> None:
@@ -123,9 +140,9 @@ def test_weights_by_reference_are_taken_from_the_checkpoint(tmp_path: Path, imag
 
 
 @pytest.mark.parametrize("executor", ["graph", "launch"])
-def test_a_forced_device_path_is_refused_with_exit_3(artifact: Path, executor: str) -> None:
+def test_a_forced_device_path_is_refused_with_exit_3(artifact: Path, executor: Choice) -> None:
     with pytest.raises(FitError, match="no target of this artifact fits this machine"):
-        load(artifact, executor=executor)  # type: ignore[arg-type]
+        load(artifact, executor=executor)
     assert exit_code(cli, ["run", str(artifact), "--prompt", "x", "--max-tokens", "1", "--executor", executor]) == 3
 
 
@@ -140,8 +157,13 @@ def test_requests_that_cannot_be_served_leave_the_worker_usable(artifact: Path) 
     with load(artifact, max_requests=2) as worker:
         with pytest.raises(RequestError, match="no tokenizer"):
             worker.generate(["text"], 1)
-        with pytest.raises(RequestError, match="exceed the artifact's context of 128"):
-            worker.generate([[1] * 120], 9)
+        with pytest.raises(RequestError, match=r"prompt 1: .* exceed the artifact's context of 128"):
+            worker.generate([[1], [1] * 120], 9)
+        for depth in (0, 5):
+            with pytest.raises(RequestError, match=f"depth {depth} is outside 1 … 4"):
+                worker.generate([[1]], 1, depth=depth)
+        with pytest.raises(RequestError, match="2 lists of tokens to feed, 1 prompts"):
+            worker.generate([[1]], 1, feed=[[1], [2]])
         before = worker.coverage()
         assert worker.generate([[1], [2], [3]], 2, ignore_eos=True)[2].finish_reason == "length"
         assert before == CoverageRecord(keys=(), fallbacks=())
@@ -172,7 +194,8 @@ def test_id_files_that_are_not_lists_of_lists_are_refused(artifact: Path, tmp_pa
 
 
 def test_damage_is_refused_with_exit_4(artifact: Path, tmp_path: Path) -> None:
-    for name in ("weights.safetensors", "plans/h200.bin", "manifest.json"):
+    image = next(str(p.relative_to(artifact)) for p in sorted(artifact.glob("images/*/*.cubin")))
+    for name in ("weights.safetensors", "plans/h200.bin", "manifest.json", "oracle.json", "tokenizer/config.json", image):
         broken = tmp_path / name.replace("/", "-") / "a.ouro"
         shutil.copytree(artifact, broken)
         file = broken / name
@@ -183,3 +206,21 @@ def test_damage_is_refused_with_exit_4(artifact: Path, tmp_path: Path) -> None:
         with pytest.raises(ArtifactError):
             load(broken)
         assert exit_code(cli, ["run", str(broken), "--prompt", "x", "--max-tokens", "1"]) == 4
+
+
+@pytest.mark.parametrize("flag", ["--logits", "--coverage-out", "--startup-out"])
+def test_a_record_that_cannot_be_written_is_an_error_that_names_it(artifact: Path, tmp_path: Path, flag: str) -> None:
+    ids = tmp_path / "ids.json"
+    ids.write_text("[[1, 2]]")
+    for place, code in ((tmp_path, 2), (tmp_path / "gone" / "x", 2), (Path("/dev/full"), 1)):
+        arguments = ["run", artifact, "--prompt-ids", ids, "--max-tokens", 2, flag, place]
+        assert exit_code(cli, [str(a) for a in arguments]) == code
+    assert Path("/dev/full").is_char_device()
+    assert sorted(tmp_path.iterdir()) == [ids]
+
+
+def test_a_prompt_that_is_no_unicode_text_is_refused(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with load(artifact) as worker:
+        monkeypatch.setattr(worker, "_load_tokenizer", lambda: Tokenizer(BPE()))
+        with pytest.raises(RequestError, match="not Unicode text"):
+            worker.generate(["a\udcff"], 1)

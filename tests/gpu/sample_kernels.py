@@ -1,8 +1,5 @@
 """Two kernels with every kind of argument that plans have, one of them for programmatic dependencies."""
 
-# Triton compiles these functions from their text: it has its own types.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call"
-
 import triton
 import triton.language as tl
 from triton.language.extra import cuda as tl_cuda

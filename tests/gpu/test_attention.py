@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from ouro_build.artifacts.plan import LoadTimeValue
 from tests.kernel_cases import Case
 from tests.kernel_cases.attention import (
     DECODE_ROWS,
@@ -18,6 +17,7 @@ from tests.kernel_cases.attention import (
     merged,
     prefill_case,
 )
+from tests.kernel_cases.paged import kv_values
 from tests.kernel_harness import run_reference, run_source
 
 DTYPES = ["bfloat16", "float16", "float32"]
@@ -77,11 +77,8 @@ def far_twin(near: Context) -> Context:
     count = skip + blocks
     kv = torch.empty((planes, count, *block), dtype=near.kv.dtype, device="cuda")
     kv[:, skip:] = near.kv
-    values = {
-        LoadTimeValue.KV_BLOCKS: count,
-        LoadTimeValue.KV_PLANE_STRIDE: count * torch.Size(block).numel(),
-    }
-    return Context(kv, torch.where(near.tables >= 0, near.tables + skip, near.tables), near.kv_buffer, values)
+    tables = torch.where(near.tables >= 0, near.tables + skip, near.tables)
+    return Context(kv, tables, near.kv_buffer, kv_values(kv))
 
 
 @pytest.mark.parametrize("shape", [(4, 4, 128), (8, 2, 128)])

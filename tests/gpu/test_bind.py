@@ -4,7 +4,7 @@ from tests.kernel_cases.row_states import LARGE_SCENE, SCENES, Scene, check_bind
 from tests.kernel_harness import run_source
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SCENES)
 def test_does_what_the_model_says(scene: Scene) -> None:
     check_bind(scene, run_source, "cuda")

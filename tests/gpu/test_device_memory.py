@@ -67,6 +67,16 @@ def test_work_is_in_order_and_data_may_be_reused(memory: DeviceMemory) -> None:
     assert (np.delete(out, 19, axis=0) == 0xFF).all()
 
 
+def test_later_reads_are_in_order_whenever_they_are_taken(memory: DeviceMemory) -> None:
+    reads = []
+    for turn in range(30):  # seven times round the ring
+        memory.fill(Pool.IO, turn)
+        reads.append(memory.read_later(Pool.IO, 0, 1000))
+    memory.fill(Pool.IO, 0xFF)
+    for turn in reversed(range(30)):
+        assert (reads[turn].result() == turn).all()
+
+
 def test_a_pool_beyond_four_gib(driver: Driver) -> None:
     if describe(driver).memory_free < LARGE + (1 << 30):
         pytest.skip(f"needs {LARGE} bytes of free device memory")
@@ -86,6 +96,7 @@ def test_nothing_is_allocated_by_use(driver: Driver, memory: DeviceMemory) -> No
     for _ in range(50):
         memory.write(Pool.WEIGHTS, 0, random_bytes(MIB))
         memory.read(Pool.WEIGHTS, 0, 8 * MIB)
+        memory.read_later(Pool.WEIGHTS, 0, 8 * MIB)
         memory.fill(Pool.IO, 1)
     assert describe(driver).memory_free == before
 

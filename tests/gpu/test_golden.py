@@ -18,6 +18,7 @@ from ouro_build.builder.spec import BuildSpec, find_parts
 from ouro_build.builder.warm import warm
 from ouro_build.runtime.engine import Engine, Request
 from ouro_build.runtime.machine import probe
+from ouro_build.runtime.paths import Choice
 from ouro_build.runtime.selftest import self_test
 from ouro_build.runtime.worker import load
 from tests.reference_worker import GOLDEN, GOLDEN_CASES
@@ -50,7 +51,7 @@ def golden(name: str) -> list[dict[str, list[int]]]:
 
 
 @pytest.mark.parametrize("executor", ["launch", "graph", "reference"])
-def test_float32_decode_logits_and_tokens(float32: tuple[Path, str], executor: str) -> None:
+def test_float32_decode_logits_and_tokens(float32: tuple[Path, str], executor: Choice) -> None:
     path, name = float32
     want = load_file(GOLDEN / name / "sparse.safetensors")
     prompts = golden(name)
@@ -67,7 +68,7 @@ def test_float32_decode_logits_and_tokens(float32: tuple[Path, str], executor: s
 
 
 @pytest.mark.parametrize("executor", ["launch", "graph"])
-def test_bfloat16_choices_are_right_where_they_are_clear(bfloat16: Path, executor: str) -> None:
+def test_bfloat16_choices_are_right_where_they_are_clear(bfloat16: Path, executor: Choice) -> None:
     prompts = golden("mha-bf16")
     with load(bfloat16, executor=executor) as worker:
         outputs = worker.generate([p["ids"] for p in prompts], 24, ignore_eos=True, feed=[p["greedy"] for p in prompts])
@@ -99,8 +100,8 @@ def test_blocks_beyond_two_to_the_31_elements_and_4_gib_are_addressed_right(tmp_
         pytest.skip("needs 85 GiB of free device memory")
     path = make(tmp_path, str(GOLDEN / "mha-bf16"), dtype="float32", max_context=2048, max_requests=2110, memory=80 << 30)
     with load(path, executor="graph") as worker:
-        geometry, blocks = worker.artifact.manifest.geometry, worker.path.kv_blocks
-        assert (blocks - 64) * geometry.block_elements(worker.artifact.manifest.model) > 2**31
+        blocks = worker.path.kv_blocks
+        assert (blocks - 64) * worker.artifact.manifest.kv.block_elements > 2**31
         engine = Engine(worker.steps, blocks, 8)
         engine._blocks._free.reverse()  # the highest numbers first
         requests = [Request(p["ids"], 24) for p in golden("mha-bf16")]

@@ -1,15 +1,14 @@
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.kernel_cases.row_states import LARGE_SCENE, LOOPS, SCENES, Scene, check_resolve
+from tests.kernel_cases.row_states import LARGE_SCENE, LIMITS, LOOPS, POSITIONS, SCENES, Scene, check_resolve
 from tests.kernel_harness import run_source
 
 
-@settings(max_examples=50, deadline=None)
-@given(SCENES, st.integers(1, LOOPS + 1))
-def test_does_what_the_model_says(scene: Scene, loop_limit: int) -> None:
-    check_resolve(scene, loop_limit, run_source, "cuda")
+@settings(max_examples=50)
+@given(SCENES, LIMITS)
+def test_does_what_the_model_says(scene: Scene, limits: tuple[int, int]) -> None:
+    check_resolve(scene, limits, run_source, "cuda")
 
 
 def test_many_rows() -> None:
-    check_resolve(LARGE_SCENE, LOOPS, run_source, "cuda")
+    check_resolve(LARGE_SCENE, (LOOPS, POSITIONS), run_source, "cuda")

@@ -1,16 +1,20 @@
 """The three attention kernels against their references, and decode and prefill against each other."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ouro_build.artifacts.parts import PARTS, find_part
+from ouro_build.artifacts.parts import PARTS, Part, find_part
 from ouro_build.kernels.attention_decode import context_splits
+from tests.kernel_cases import Case
 from tests.kernel_cases.attention import (
     DECODE_ROWS,
     PREFILL_ROWS,
     SHAPES,
+    Rows,
     decode_case,
     merge_case,
     merged,
@@ -65,7 +69,7 @@ def test_decode_and_merge_give_what_prefill_gives(shape: tuple[int, int, int]) -
 
 @pytest.mark.parametrize("shape", [(2, 2, 16), (4, 2, 16)])
 @pytest.mark.parametrize(("make", "rows"), [(decode_case, DECODE_ROWS), (prefill_case, PREFILL_ROWS)])
-def test_a_row_does_not_depend_on_its_neighbours(make, rows, shape: tuple[int, int, int]) -> None:
+def test_a_row_does_not_depend_on_its_neighbours(make: Callable[..., Case], rows: Rows, shape: tuple[int, int, int]) -> None:
     """Bit for bit, though a neighbour's keys are NaN: request 1 is attended alone, then beside damaged others."""
     together, alone = make("float16", shape=shape), make("float16", shape=shape)
     for i, row in enumerate(rows):
@@ -83,8 +87,8 @@ def test_a_row_does_not_depend_on_its_neighbours(make, rows, shape: tuple[int, i
 
 
 @given(st.integers(1, 512), st.integers(1, 64), st.integers(1, 1 << 17), st.sampled_from(PARTS))
-@settings(max_examples=200, deadline=None)
-def test_splits_are_bounded(bucket: int, kv_heads: int, max_context: int, part) -> None:
+@settings(max_examples=200)
+def test_splits_are_bounded(bucket: int, kv_heads: int, max_context: int, part: Part) -> None:
     splits = context_splits(part, bucket, kv_heads, max_context)
     assert 1 <= splits <= min(128, -(-max_context // 64))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ouro_build.artifacts.parts import PARTS, find_part
+from ouro_build.artifacts.parts import PARTS, Part, find_part
 from ouro_build.kernels.linear import linear
 from tests.kernel_cases.linear import SHAPES, case
 from tests.kernel_harness import buffer, run_source
@@ -61,11 +61,11 @@ def test_the_number_of_rows_chooses_the_kernel(bucket: int, dtype: str, name: st
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda p: p.name)
-def test_the_pipeline_fits_in_shared_memory(part) -> None:
+def test_the_pipeline_fits_in_shared_memory(part: Part) -> None:
     for dtype, size in (("bfloat16", 2), ("float32", 4)):
         for bucket in (64, 512, 4096):
             launch = case("linear_many", dtype, bucket=bucket, shape=(11264, 64), part=part).launch
-            c = dict(launch.specialization.constants)
+            c = {name: value for name, value in launch.specialization.constants if isinstance(value, int)}
             stages = launch.specialization.options.num_stages
             assert (c["BLOCK_M"] + c["BLOCK_N"]) * c["BLOCK_K"] * size * stages <= part.shared
             assert stages >= 3

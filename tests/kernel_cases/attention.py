@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ouro_build.artifacts.plan import Buffer, LoadTimeValue
+from ouro_build.artifacts.plan import Buffer
 from ouro_build.kernels.attention_decode import attention_decode
 from ouro_build.kernels.attention_merge import attention_merge
 from ouro_build.kernels.attention_prefill import attention_prefill
 from tests.kernel_cases import PART, Case, normal
+from tests.kernel_cases.paged import in_order, kv_buffer, kv_values
 from tests.kernel_harness import Values, buffer, poisoned, row_records
 
 Rows = tuple[tuple[int, int, int] | None, ...]
@@ -40,19 +41,20 @@ class Context:
 
 
 def context(
-    dtype: str, device: str, kv_heads: int, head_dim: int, block_size: int = 16, lengths: tuple[int, ...] = (70, 40, 140)
+    dtype: str,
+    device: str,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int = 16,
+    lengths: tuple[int, ...] = (70, 40, 140),
+    blocks_outer: bool = False,
 ) -> Context:
-    """Random keys and values for `lengths` tokens of every request, in every plane."""
+    """Random keys and values for `lengths` tokens of every request, in every plane; the order is that of `Cache`."""
     counts = [-(-n // block_size) for n in lengths]
     blocks, width, planes = sum(counts) + 3, max(counts) + 1, LOOPS * LAYERS
     order = torch.randperm(blocks, generator=torch.Generator().manual_seed(1)).tolist()
     block = (2, kv_heads, block_size, head_dim)
-    values = {
-        LoadTimeValue.KV_BLOCKS: blocks,
-        LoadTimeValue.KV_PLANE_STRIDE: blocks * 2 * kv_heads * block_size * head_dim,
-    }
-    pool = buffer("kv", dtype, planes, LoadTimeValue.KV_BLOCKS, *block)
-    kv, tables = poisoned(pool, values), torch.full((len(lengths), width), -1, dtype=torch.int32)
+    kv, tables = poisoned(buffer("kv", dtype, planes, blocks, *block)), torch.full((len(lengths), width), -1, dtype=torch.int32)
     data = normal("cpu", dtype, planes, blocks, *block, seed=2)
     for request, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         mine = [order.pop() for _ in range(count)]
@@ -60,7 +62,8 @@ def context(
         for i, b in enumerate(mine):
             written = min(block_size, length - i * block_size)
             kv[:, b, :, :, :written] = data[:, b, :, :, :written]
-    return Context(kv.to(device), tables.to(device), pool, values)
+    kv = in_order(kv, blocks_outer)
+    return Context(kv.to(device), tables.to(device), kv_buffer(dtype, kv.shape, blocks_outer), kv_values(kv))
 
 
 def records(rows: Rows, device: str) -> Tensor:

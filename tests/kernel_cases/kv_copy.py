@@ -2,7 +2,7 @@ import torch
 
 from ouro_build.kernels.kv_copy import kv_copy
 from tests.kernel_cases import PART, Case, normal
-from tests.kernel_cases.paged import TABLES, Cache, far_kv, far_planes, start_of
+from tests.kernel_cases.paged import TABLES, Cache, far_kv, far_planes, in_order, start_of
 from tests.kernel_harness import buffer, row_records, run_reference, run_source
 
 # (kv_heads, head_dim): one block of elements, several, and sizes that are no power of two
@@ -27,7 +27,7 @@ def case(
         loops=cache.loops,
     )
     rows = row_records([6, -1, 0, 2, 1], device, position=[2, -1, 11, 5, 8], loop=[1, -1, 3, 4, 0], request=[0, -1, 0, 2, 0])
-    kv = normal(device, dtype, *cache.kv_shape) if kv is None else kv
+    kv = in_order(normal(device, dtype, *cache.kv_shape), cache.blocks_outer) if kv is None else kv
     return Case(launch, {"rows": rows, "block_tables": cache.tables(device), "kv": kv}, cache.values)
 
 

@@ -16,7 +16,8 @@ def case(dtype: str, device: str = "cpu", shape: tuple[int, int, int, int] = (4,
     heads, kv_heads, head_dim, width = shape
     cache = Cache(kv_heads=kv_heads, head_dim=head_dim)
     size = (heads + 2 * kv_heads) * head_dim
-    q, x, weight = buffer("q", dtype, bucket, heads, head_dim), buffer("x", dtype, bucket, width), buffer("weight", dtype, size, width)
+    q, x = buffer("q", dtype, bucket, heads, head_dim), buffer("x", dtype, bucket, width)
+    weight = buffer("weight", dtype, size, width)
     launch = linear_rope(
         PART,
         rows=buffer("rows", "int32", bucket, 8),
@@ -32,7 +33,11 @@ def case(dtype: str, device: str = "cpu", shape: tuple[int, int, int, int] = (4,
     rest = [-1] * (bucket - 4)
     tensors = {
         "rows": row_records(
-            [6, -1, 0, 2, *rest], device, position=[0, -1, 11, 5, *rest], loop=[0, -1, 1, 2, *rest], request=[0, -1, 0, 2, *rest]
+            [6, -1, 0, 2, *rest],
+            device,
+            position=[0, -1, 11, 5, *rest],
+            loop=[0, -1, 1, 2, *rest],
+            request=[0, -1, 0, 2, *rest],
         ),
         "x": poisoned(x, device=device),
         "weight": (normal("cpu", "float32", size, width) * width**-0.5).to(poisoned(weight).dtype).to(device),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,16 +11,46 @@ import torch
 from torch import Tensor
 
 from ouro_build.artifacts.plan import Buffer, LoadTimeValue
-from tests.kernel_cases import ints
-from tests.kernel_harness import buffer
+from tests.kernel_cases import Case, ints
+from tests.kernel_harness import buffer, poisoned
 
 TABLES = ((5, 2, 9, -1), (-1, -1, -1, -1), (0, 7, 4, 3))
 """Block tables of three requests, unordered; the second has no block."""
 
 
+def kv_buffer(dtype: str, shape: Sequence[int], blocks_outer: bool) -> Buffer:
+    """A KV buffer in memory's order of planes and blocks; `shape` has planes first, and any number of blocks."""
+    planes, _, *block = shape
+    outer = (LoadTimeValue.KV_BLOCKS, planes) if blocks_outer else (planes, LoadTimeValue.KV_BLOCKS)
+    return buffer("kv", dtype, *outer, *block)
+
+
+def in_order(kv: Tensor, blocks_outer: bool) -> Tensor:
+    """`kv`, planes first, with its planes or its blocks outermost in memory."""
+    return kv.transpose(0, 1).contiguous().transpose(0, 1) if blocks_outer else kv.contiguous()
+
+
+def kv_values(kv: Tensor) -> dict[LoadTimeValue, int]:
+    """Load-time values of a pool, planes first."""
+    return {
+        LoadTimeValue.KV_BLOCKS: kv.shape[1],
+        LoadTimeValue.KV_PLANE_STRIDE: kv.stride(0),
+        LoadTimeValue.KV_BLOCK_STRIDE: kv.stride(1),
+    }
+
+
+def check_orders(planes_outer: Case, blocks_outer: Case) -> None:
+    """One kernel, compiled once, does the same in pools of both orders, bit for bit, and what its reference says."""
+    assert planes_outer.launch.specialization == blocks_outer.launch.specialization
+    assert planes_outer.tensors["kv"].stride() != blocks_outer.tensors["kv"].stride()
+    one, other = planes_outer.check(), blocks_outer.check()
+    for name in one:
+        assert one[name].contiguous().view(torch.uint8).equal(other[name].contiguous().view(torch.uint8)), name
+
+
 @dataclass(frozen=True)
 class Cache:
-    """Geometry of the cache of a case. `plane_stride` is in elements."""
+    """Geometry of the cache of a case. In memory a plane's blocks are adjacent, or a block's planes (`blocks_outer`)."""
 
     layers: int = 3
     loops: int = 4
@@ -27,19 +58,24 @@ class Cache:
     kv_heads: int = 2
     block_size: int = 4
     head_dim: int = 16
+    blocks_outer: bool = False
 
     @property
     def kv_shape(self) -> tuple[int, ...]:
+        """Shape with planes first, as the references see the pool."""
         return (self.layers * self.loops, self.blocks, 2, self.kv_heads, self.block_size, self.head_dim)
 
     @property
     def values(self) -> dict[LoadTimeValue, int]:
-        stride = self.blocks * 2 * self.kv_heads * self.block_size * self.head_dim
-        return {LoadTimeValue.KV_BLOCKS: self.blocks, LoadTimeValue.KV_PLANE_STRIDE: stride}
+        return kv_values(in_order(torch.empty(self.kv_shape, device="meta"), self.blocks_outer))
 
     def kv_buffer(self, dtype: str) -> Buffer:
-        planes, _, *rest = self.kv_shape
-        return buffer("kv", dtype, planes, LoadTimeValue.KV_BLOCKS, *rest)
+        return kv_buffer(dtype, self.kv_shape, self.blocks_outer)
+
+    def poisoned_kv(self, dtype: str, device: str) -> Tensor:
+        """A pool of NaN."""
+        kv = poisoned(self.kv_buffer(dtype), self.values, device)
+        return kv.transpose(0, 1) if self.blocks_outer else kv
 
     def tables_buffer(self) -> Buffer:
         return buffer("block_tables", "int32", len(TABLES), len(TABLES[0]))

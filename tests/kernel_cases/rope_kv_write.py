@@ -47,7 +47,7 @@ def case(
         "qkv": normal(device, dtype, 4, size),
         "inv_freq": (1e6 ** (-torch.arange(0, head_dim, 2) / head_dim)).to(device),
         "block_tables": cache.tables(device),
-        "kv": poisoned(cache.kv_buffer(dtype), cache.values, device) if kv is None else kv,
+        "kv": cache.poisoned_kv(dtype, device) if kv is None else kv,
         "q": poisoned(q, device=device),
     }
     return Case(launch, tensors, cache.values)

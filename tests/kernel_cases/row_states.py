@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ouro_build.artifacts.plan import Launch
-from ouro_build.artifacts.rows import RECORD, Row, RowInput
+from ouro_build.artifacts.rows import RECORD, InputColumn, Row
 from ouro_build.kernels.advance import advance
 from ouro_build.kernels.bind import bind
 from ouro_build.kernels.resolve import resolve
@@ -24,8 +24,8 @@ Run = Callable[[Launch, dict[str, Tensor]], None]
 """`run_source` or `run_reference` of the harness."""
 REQUESTS, TABLE_WIDTH, BLOCK_SIZE, LOOPS = 3, 5, 4, 4
 POSITIONS = TABLE_WIDTH * BLOCK_SIZE
-KEPT = ((RowInput.TOKEN, Row.TOKEN), (RowInput.MODE, Row.MODE), (RowInput.REFERENCE_SLOT, Row.REFERENCE_SLOT),
-        (RowInput.GENERATION, Row.GENERATION), (RowInput.POSITION, Row.POSITION), (RowInput.REQUEST, Row.REQUEST))  # fmt: skip
+KEPT = ("TOKEN", "MODE", "REFERENCE_SLOT", "GENERATION", "POSITION", "REQUEST")
+"""Columns of a row input that replace the slot's."""
 
 
 @dataclass(frozen=True)
@@ -40,34 +40,44 @@ class Scene:
     tokens: list[int]
 
 
+def applies(states: Records, given: list[int]) -> bool:
+    """Whether a row input names a slot that is active or becomes so."""
+    slot = given[InputColumn.SLOT]
+    return slot >= 0 and (states[slot][Row.LOOP] >= 0 or given[InputColumn.POSITION] >= 0)
+
+
 def entry_of(states: Records, given: list[int]) -> tuple[int, int] | None:
-    """The block table entry that a row input may set."""
-    slot = given[RowInput.SLOT]
-    if slot < 0 or (states[slot][Row.LOOP] < 0 and given[RowInput.POSITION] < 0):
+    """The block table entry that a row input may set: none where it does not apply, or the tables end before it."""
+    if not applies(states, given):
         return None
-    pairs = ((RowInput.REQUEST, Row.REQUEST), (RowInput.POSITION, Row.POSITION))
-    request, position = (given[i] if given[i] >= 0 else states[slot][s] for i, s in pairs)
-    return request, position // BLOCK_SIZE
+    pairs = ((InputColumn.REQUEST, Row.REQUEST), (InputColumn.POSITION, Row.POSITION))
+    request, position = (given[i] if given[i] >= 0 else states[given[InputColumn.SLOT]][s] for i, s in pairs)
+    return (request, position // BLOCK_SIZE) if 0 <= request < REQUESTS and 0 <= position < POSITIONS else None
 
 
 def scene(random: Random, slots: int) -> Scene:
-    """Slots are inactive, or active with every column sound; inputs name distinct slots and complete what they activate."""
+    """Slots are inactive or active, some at positions and for requests that no table has; inputs name distinct slots."""
 
     def kept(top: int = 99) -> int:
         return random.choice((-1, random.randint(0, top)))
 
+    def any_position() -> int:
+        outside = random.choice((-2, -1, POSITIONS, POSITIONS + 1, 2**31 - 1))
+        return random.choice((random.randrange(POSITIONS), outside))
+
+    def any_request() -> int:
+        return random.randint(-1, REQUESTS)
+
     def state(slot: int) -> list[int]:
         if random.random() < 0.4:
             return [-1] * RECORD
-        values = {Row.SLOT: slot, Row.LOOP: random.randint(0, LOOPS), Row.REQUEST: random.randrange(REQUESTS)}
-        values[Row.POSITION] = random.randrange(POSITIONS)
+        values = {Row.SLOT: slot, Row.LOOP: random.randint(0, LOOPS), Row.REQUEST: any_request()}
+        values[Row.POSITION] = any_position()
         return [values.get(column, random.randint(0, 99)) for column in Row]
 
     def given(slot: int) -> list[int]:
-        values = {RowInput.SLOT: slot, RowInput.POSITION: kept(POSITIONS - 1), RowInput.REQUEST: kept(REQUESTS - 1)}
-        if states[slot][Row.REQUEST] < 0:
-            values[RowInput.REQUEST] = random.randrange(REQUESTS)
-        return [values[column] if column in values else kept() for column in RowInput]
+        values = {InputColumn.SLOT: slot, InputColumn.POSITION: any_position(), InputColumn.REQUEST: any_request()}
+        return [values[column] if column in values else kept() for column in InputColumn]
 
     states = [state(slot) for slot in range(slots)]
     inputs = [given(slot) if random.random() < 0.7 else [-1] * RECORD for slot in random.sample(range(slots), slots)]
@@ -76,7 +86,7 @@ def scene(random: Random, slots: int) -> Scene:
     for record in inputs:
         entry = entry_of(states, record)
         if entry is not None:
-            record[RowInput.BLOCK] = entries.setdefault(entry, record[RowInput.BLOCK])
+            record[InputColumn.BLOCK] = entries.setdefault(entry, record[InputColumn.BLOCK])
     return Scene(
         bucket=random.randint(1, slots),
         state=states,
@@ -88,6 +98,8 @@ def scene(random: Random, slots: int) -> Scene:
 
 
 SCENES = st.builds(scene, st.randoms(use_true_random=False), st.integers(1, 6))
+LIMITS = st.tuples(st.integers(1, LOOPS + 1), st.integers(1, POSITIONS))
+"""Limits of loops and of positions for `resolve`."""
 LARGE_SCENE = replace(scene(Random(0), 70), bucket=67)
 """More rows than one program of `bind` takes, and none of them the last of a program."""
 
@@ -96,24 +108,27 @@ def bound(scene: Scene) -> tuple[Records, Records]:
     """(state, tables) after `bind`."""
     state, tables = [list(r) for r in scene.state], [list(r) for r in scene.tables]
     for given in scene.inputs[: scene.bucket]:
-        entry, slot = entry_of(scene.state, given), given[RowInput.SLOT]
-        if entry is None:
+        if not applies(scene.state, given):
             continue
-        for source, target in KEPT:
-            if given[source] >= 0:
-                state[slot][target] = given[source]
+        entry, slot = entry_of(scene.state, given), given[InputColumn.SLOT]
+        for name in KEPT:
+            if given[InputColumn[name]] >= 0:
+                state[slot][Row[name]] = given[InputColumn[name]]
         state[slot][Row.SLOT], state[slot][Row.LOOP] = slot, 0
-        if given[RowInput.BLOCK] >= 0:
-            tables[entry[0]][entry[1]] = given[RowInput.BLOCK]
+        if entry is not None and given[InputColumn.BLOCK] >= 0:
+            tables[entry[0]][entry[1]] = given[InputColumn.BLOCK]
     return state, tables
 
 
-def resolved(scene: Scene, loop_limit: int) -> Records:
+def resolved(scene: Scene, loop_limit: int, position_limit: int = POSITIONS) -> Records:
     """The rows after `resolve`."""
-    empty = [-1] * RECORD
-    live = [slot >= 0 and 0 <= scene.state[slot][Row.LOOP] < loop_limit for slot in scene.batch]
-    records = [list(scene.state[slot]) if ok else empty for slot, ok in zip(scene.batch, live, strict=True)]
-    return records[: scene.bucket]
+
+    def record(slot: int) -> list[int]:
+        state = scene.state[slot]
+        live = slot >= 0 and 0 <= state[Row.LOOP] < loop_limit and 0 <= state[Row.POSITION] < position_limit
+        return list(state) if live else [-1] * RECORD
+
+    return [record(slot) for slot in scene.batch[: scene.bucket]]
 
 
 def advanced(scene: Scene) -> Records:
@@ -137,13 +152,14 @@ def bind_launch(scene: Scene) -> Launch:
     )
 
 
-def resolve_launch(scene: Scene, loop_limit: int) -> Launch:
+def resolve_launch(scene: Scene, loop_limit: int, position_limit: int = POSITIONS) -> Launch:
     return resolve(
         PART,
         batch=buffer("batch", "int32", len(scene.batch)),
         row_state=buffer("row_state", "int32", len(scene.state), RECORD),
         rows=buffer("rows", "int32", scene.bucket, RECORD),
         loop_limit=loop_limit,
+        position_limit=position_limit,
     )
 
 
@@ -164,11 +180,11 @@ def check_bind(scene: Scene, run: Run, device: str = "cpu") -> None:
     _check(bind_launch(scene), run, device, before, after)
 
 
-def check_resolve(scene: Scene, loop_limit: int, run: Run, device: str = "cpu") -> None:
-    """`run` must do to `scene` what `resolved` says."""
+def check_resolve(scene: Scene, limits: tuple[int, int], run: Run, device: str = "cpu") -> None:
+    """`run` must do to `scene` what `resolved` says with `limits` (of loops, of positions)."""
     read = {"batch": scene.batch, "row_state": scene.state}
-    before, after = {**read, "rows": [[77] * RECORD] * scene.bucket}, {**read, "rows": resolved(scene, loop_limit)}
-    _check(resolve_launch(scene, loop_limit), run, device, before, after)
+    before, after = {**read, "rows": [[77] * RECORD] * scene.bucket}, {**read, "rows": resolved(scene, *limits)}
+    _check(resolve_launch(scene, *limits), run, device, before, after)
 
 
 def check_advance(scene: Scene, run: Run, device: str = "cpu") -> None:

@@ -61,3 +61,11 @@ def test_commands_start_on_the_base_install(module: str) -> None:
     done = python("-c", f"{blocked}; sys.argv = ['command', '--help']; from {module} import main; sys.exit(main())")
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["ouro_build.builder.cli", "ouro_build.builder.artifact_cli", "ouro_build.runtime.cli"])
+def test_commands_run_as_modules(module: str) -> None:
+    """So that `python -X importtime -m …` times the command, and does not silently do nothing."""
+    done = python("-m", module, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Usage" in done.stdout

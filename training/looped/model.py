@@ -19,8 +19,8 @@ class Shape:
 
     vocabulary: int = 4096
     hidden: int = 256
-    intermediate: int = 768
-    layers: int = 3
+    intermediate: int = 1024
+    layers: int = 2
     heads: int = 4
     head_dim: int = 64
     loops: int = 4
@@ -104,8 +104,8 @@ class Layer(nn.Module):
         return out
 
 
-GATE = -1.1
-"""The gate's bias at first: each loop stops a quarter of the tokens that reach it, and the last takes the rest."""
+GATE = -1.7
+"""The gate's bias at first: each loop stops about one in six of the tokens that reach it, and the last takes the rest."""
 ADDED = 0.3
 """What a branch's own norm lets it add at first, against a stream that every loop's final norm brings back to 1."""
 

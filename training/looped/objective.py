@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -14,15 +13,18 @@ from looped.model import LoopedModel, exit_distribution
 
 @dataclass(frozen=True)
 class Objective:
-    """A token's loss is `sum_u w_u L_u + entropy * KL(p || uniform)`.
+    """A token's loss is `sum_u w_u L_u + entropy * KL(p || prior)`.
 
-    p is the exit distribution, L_u the cross entropy after loop u, and w = (1 - floor) p + floor / loops. The divergence
-    keeps the gate from settling on one depth before the loops differ; the floor keeps shallow loops usable as drafts
-    where the gate sends few tokens to them.
+    p is the exit distribution, L_u the cross entropy after loop u, and w = (1 - floor) p + floor * prior. The divergence
+    (negative entropy and the prior's cross entropy) keeps the gate from settling on one depth before the loops differ; the
+    floor keeps shallow loops usable as drafts where the gate sends few tokens to them. The prior leans to the deepest loop:
+    with equal weights the loops after the second learn to change nothing, since what they could add the second is made to
+    add already (seen: 2.433 nats after loop 2 and 2.436 after loop 4).
     """
 
     entropy: float = 0.1
     floor: float = 0.2
+    prior: tuple[float, ...] = (0.1, 0.2, 0.25, 0.45)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -38,7 +40,8 @@ def objective(
     """The mean loss to minimise, and for the log the mean cross entropy and exit probability of each loop, [loops]."""
     hidden, gates = model(tokens, dtype)
     nats, p = cross_entropy(model.logits(hidden), targets), exit_distribution(gates)
-    weights = (1 - how.floor) * p + how.floor / len(p)
-    divergence = (p * (p.clamp_min(1e-9).log() + math.log(len(p)))).sum(0)
+    prior = torch.tensor(how.prior, device=p.device)[:, None, None]
+    weights = (1 - how.floor) * p + how.floor * prior
+    divergence = (p * (p.clamp_min(1e-9).log() - prior.log())).sum(0)
     loss = (weights * nats).sum(0) + how.entropy * divergence
     return loss.mean(), nats.detach().mean((1, 2)), p.detach().mean((1, 2))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ouro_build.artifacts.columns import Columns, PlanIndex, columns_from_bytes, decode, encode
+from ouro_build.artifacts.columns import Columns, GraphEntry, GraphStep, PlanIndex, columns_from_bytes, decode, encode
 from ouro_build.artifacts.errors import ArtifactError
 from ouro_build.artifacts.plan import (
     LOAD_TIME_VALUES,
@@ -22,7 +22,7 @@ from ouro_build.artifacts.plan import (
     ProgramKey,
     Specialization,
 )
-from ouro_build.artifacts.plan_checks import check_arguments
+from ouro_build.artifacts.plan_checks import MAX_TIMES, check_arguments, check_graphs
 from ouro_build.artifacts.writer import encode_plan_index
 from tests.artifact_maker import PLANS, encoded_plans
 
@@ -41,6 +41,7 @@ DIM = st.one_of(st.integers(1, 2**32 - 1), st.sampled_from(LOAD_TIME_VALUES))
 def checked(index: PlanIndex, raw: bytes) -> Columns:
     columns = columns_from_bytes(index, raw, "p.bin")
     check_arguments(index, columns, "p.bin")
+    check_graphs(index, columns, "p.json")
     return columns
 
 
@@ -73,17 +74,18 @@ def plans(draw: st.DrawFn) -> tuple[Plan, ...]:
 
 
 @given(plans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_round_trip(recorded: tuple[Plan, ...]) -> None:
     index, columns = encode(recorded, BUFFERS, ())
     again = checked(index, columns.to_bytes())
     assert decode(index, again) == recorded
+    assert index.graphs == tuple(GraphEntry(plan.key, (GraphStep(i, 1, Edge.FULL),)) for i, plan in enumerate(recorded))
     assert again.to_bytes() == columns.to_bytes()
     assert encode_plan_index(msgspec.json.decode(encode_plan_index(index), type=type(index))) == encode_plan_index(index)
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_damage_is_refused_or_in_range(data: st.DataObject) -> None:
     """Whatever the bytes say, what is accepted decodes to launches of the known buffers."""
     index, columns = encoded_plans()
@@ -133,6 +135,52 @@ def test_out_of_range(name: str) -> None:
     columns, message = DAMAGE[name]
     index, _ = encoded_plans()
     with pytest.raises(ArtifactError, match=message):
+        checked(index, columns.to_bytes())
+
+
+TOKEN = ProgramKey("token", 1)
+GRAPHS: dict[str, tuple[tuple[GraphEntry, ...], str]] = {
+    "no steps": ((GraphEntry(TOKEN, ()),), r"graphs\[0\] \(token/1/dense\): it has no steps"),
+    "one key twice": ((GraphEntry(TOKEN, (GraphStep(0),)), GraphEntry(TOKEN, (GraphStep(1),))), "two graphs have one key"),
+    "no such plan": ((GraphEntry(TOKEN, (GraphStep(0), GraphStep(2))),), "it runs plan 2 of 2"),
+    "negative plan": ((GraphEntry(TOKEN, (GraphStep(-1),)),), "it runs plan -1 of 2"),
+    "no times": ((GraphEntry(TOKEN, (GraphStep(0, 0),)),), "it runs a plan 0 times"),
+    "too many times": ((GraphEntry(TOKEN, (GraphStep(0, MAX_TIMES + 1),)),), f"it runs a plan {MAX_TIMES + 1} times"),
+    "a plan's key, twice": ((GraphEntry(PLANS[0].key, (GraphStep(0, 2),)),), "is not that plan once"),
+    "a plan's key, another": ((GraphEntry(PLANS[0].key, (GraphStep(1),)),), "is not that plan once"),
+}
+
+
+@pytest.mark.parametrize("name", list(GRAPHS))
+def test_graphs_that_cannot_be(name: str) -> None:
+    graphs, message = GRAPHS[name]
+    index, columns = encoded_plans()
+    with pytest.raises(ArtifactError, match=message):
+        checked(msgspec.structs.replace(index, graphs=graphs), columns.to_bytes())
+
+
+def sequence(join: Edge, *, programmatic: bool) -> tuple[PlanIndex, Columns]:
+    """A graph that runs two launches twice, of which only the first follows what was before."""
+    options = Options(num_warps=4, num_stages=1, programmatic=programmatic)
+    kinds: Any = {"contract": 1, "types": (), "constants": (), "divisible": ()}
+    first, second = (
+        Specialization(kernel="first", options=options, **kinds),
+        Specialization(kernel="second", options=Options(num_warps=4, num_stages=1), **kinds),
+    )
+    launched = (
+        Launch(specialization=first, grid=(1, 1, 1), arguments=()),
+        Launch(specialization=second, grid=(1, 1, 1), arguments=(), after=((0, Edge.FULL),)),
+    )
+    index, columns = encode([Plan(ProgramKey("p", 1), launched)], (), ())
+    return msgspec.structs.replace(index, graphs=(GraphEntry(TOKEN, (GraphStep(0, 2, join),)),)), columns
+
+
+def test_a_programmatic_join_needs_a_first_launch_that_waits() -> None:
+    for join, programmatic in ((Edge.FULL, False), (Edge.FULL, True), (Edge.PROGRAMMATIC, True)):
+        index, columns = sequence(join, programmatic=programmatic)
+        checked(index, columns.to_bytes())
+    index, columns = sequence(Edge.PROGRAMMATIC, programmatic=False)
+    with pytest.raises(ArtifactError, match=r"graphs\[0\].*p/1/dense is joined programmatically"):
         checked(index, columns.to_bytes())
 
 

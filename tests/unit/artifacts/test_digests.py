@@ -3,11 +3,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ouro_build.artifacts import digests
-from ouro_build.artifacts.digests import Digester, chunk_count, digest_files, verify_files
+from ouro_build.artifacts.digests import chunk_count, digest_files, verify_files
 from ouro_build.artifacts.errors import ArtifactError
 
 
@@ -28,20 +26,6 @@ def test_sizes_around_the_chunk_limits(tmp_path: Path) -> None:
         assert (record.bytes, record.sha256, list(record.chunks)) == (size, hashlib.sha256(data).hexdigest(), expected)
         assert len(record.chunks) == chunk_count(size)
         verify_files(tmp_path, [record])
-
-
-@given(pieces=st.lists(st.binary(max_size=70), max_size=8))
-@settings(max_examples=60, deadline=None)
-def test_stream_and_file_agree(pieces: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digests, "CHUNK", 16)
-        patch.setattr(digests, "CHUNKED_ABOVE", 64)
-        stream = Digester()
-        for piece in pieces:
-            stream.update(piece)
-        folder = tmp_path_factory.mktemp("stream")
-        (folder / "f").write_bytes(b"".join(pieces))
-        assert digest_files(folder, ["f"]) == (stream.record("f"),)
 
 
 @pytest.mark.usefixtures("small_chunks")

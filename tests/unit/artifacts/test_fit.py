@@ -122,6 +122,21 @@ def test_memory(memory: int | None, free: int, blocks: int, fits: bool) -> None:
     assert bool(found.notes) == (fits and blocks != KV_BLOCKS)
 
 
+@pytest.mark.parametrize("memory", [None, FIXED + 6 * BLOCK_BYTES])
+def test_an_open_context_is_a_part_of_the_plan_and_not_counted_again(memory: int | None) -> None:
+    """A device that holds exactly the plan still holds it when the context, the first part of it, is there."""
+    context, planned = GIB // 2, FIXED + 6 * BLOCK_BYTES
+    for taken, blocks in ((0, 6), (1, 5)):
+        open_ = machine("rtx-5090", memory_free=planned - context - taken, context=context)
+        assert open_.available == planned - taken
+        found = fit(manifest("rtx-5090"), open_, memory).targets[0]
+        if memory is None or not taken:
+            assert (found.kv_blocks, found.accepted) == (blocks, True)
+        else:
+            assert [r.what for r in found.refusals] == ["memory"]
+            assert "beside a context of 0.50 GiB" in found.refusals[0].found
+
+
 def test_more_memory_holds_more_requests() -> None:
     small = msgspec.structs.replace(manifest(), targets=(target("h200", WEIGHTS.bytes, kv_blocks=5),))
     assert fit(small, machine("h200")).chosen.kv_blocks == 5

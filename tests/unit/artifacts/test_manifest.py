@@ -159,10 +159,22 @@ def test_inconsistent(manifest: Manifest, name: str) -> None:
     assert caught.value.where.startswith("manifest.json: ")
 
 
-def test_planes_are_each_used_once(manifest: Manifest) -> None:
-    kv = replace(manifest.kv, planes=((0, 1),) * 4)
-    with pytest.raises(ArtifactError, match=r"kv\.planes: not each of 8 planes once"):
-        check_manifest(replace(manifest, kv=kv, kv_digest=kv.digest))
+def with_axes(manifest: Manifest, *axes: str) -> Manifest:
+    """The manifest with another order of the KV pool."""
+    kv = replace(manifest.kv, axes=axes)
+    return replace(manifest, kv=kv, kv_digest=kv.digest)
+
+
+def test_the_kv_pool_has_planes_and_orders_that_kernels_know(manifest: Manifest) -> None:
+    for planes in (((0, 1),) * 4, manifest.kv.planes[::-1]):
+        kv = replace(manifest.kv, planes=planes)
+        with pytest.raises(ArtifactError, match=r"kv\.planes: not loop \* layers \+ layer"):
+            check_manifest(replace(manifest, kv=kv, kv_digest=kv.digest))
+    inner = manifest.kv.axes[2:]
+    for axes in (("plane", "block", *inner[::-1]), ("plane", *inner, "block"), ("block", "plane"), ()):
+        with pytest.raises(ArtifactError, match=r"kv\.axes: not plane block .*, nor block plane"):
+            check_manifest(with_axes(manifest, *axes))
+    check_manifest(with_axes(manifest, "block", "plane", *inner))
     kv = replace(manifest.kv, planes=manifest.kv.planes[:3])
     with pytest.raises(ArtifactError, match=r"kv\.planes: not 4 loops of 2 layers"):
         check_manifest(replace(manifest, kv=kv, kv_digest=kv.digest))
@@ -188,6 +200,19 @@ def test_buffers_lie_in_their_pools(manifest: Manifest, name: str) -> None:
     with pytest.raises(ArtifactError, match=message) as caught:
         check_plans(manifest, manifest.targets[0], replace(index, buffers=(*index.buffers, buffer)))
     assert caught.value.where == f"plans/h200.json: buffers[4] ({buffer.name})"
+
+
+def test_plans_use_the_kv_pool_in_its_order(manifest: Manifest) -> None:
+    index, _ = encoded_plans()
+    target = manifest.targets[0]
+    other = with_axes(manifest, "block", "plane", *manifest.kv.axes[2:])
+    planes, blocks, *block = KV.shape
+    swapped = replace(index, buffers=tuple(replace(b, shape=(blocks, planes, *block)) if b == KV else b for b in index.buffers))
+    check_plans(other, target, swapped)
+    for wrong, plans in ((manifest, swapped), (other, index)):
+        with pytest.raises(ArtifactError, match="is not that of the manifest's kv") as caught:
+            check_plans(wrong, target, plans)
+        assert caught.value.where == "plans/h200.json: buffers[0] (kv)"
 
 
 def test_plans_and_images_belong_together(manifest: Manifest) -> None:

@@ -13,7 +13,7 @@ from ouro_build.artifacts.checkpoint import Checkpoint
 from ouro_build.artifacts.errors import ArtifactError, CheckpointError, UsageError
 from ouro_build.artifacts.manifest import WEIGHTS
 from ouro_build.artifacts.packing import WeightSource, weight_layout
-from ouro_build.artifacts.presets import PRESETS, find_preset
+from ouro_build.artifacts.presets import PRESETS, SHIPPED, find_preset, shipped_folder
 from ouro_build.artifacts.synthetic import Synthetic
 from ouro_build.artifacts.weight_source import PackedFile, open_weights
 from ouro_build.artifacts.weight_stream import load_packed, write_weights
@@ -41,6 +41,13 @@ def test_names() -> None:
         find_preset("preset:huge")
     with pytest.raises(UsageError, match=r"weights cannot be 'int8'"):
         TINY.with_dtype("int8")
+
+
+def test_shipped_presets_are_folders_with_a_checkpoint() -> None:
+    assert shipped_folder("preset:tiny-trained") == SHIPPED["tiny-trained"]
+    assert (SHIPPED["tiny-trained"] / "model.safetensors").is_file()
+    assert shipped_folder("preset:tiny") is None
+    assert shipped_folder("tiny-trained") is None
 
 
 def test_every_preset_has_whole_heads_and_is_synthetic() -> None:

@@ -1,5 +1,7 @@
 import errno
+import fcntl
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -54,12 +56,29 @@ def await_start(child: subprocess.Popen[str]) -> None:
     assert child.stdout.readline() == "ready\n"
 
 
-def number_in(output: Path) -> int:
-    """The number that the whole folder holds: it is complete, and of one build."""
-    files = [*(output / "sub").iterdir(), output / "manifest.json"]
-    assert len(files) == FILES + 1
-    (number,) = {f.read_text() for f in files}
+def number_in(output: Path) -> int | None:
+    """The number that the whole folder holds, read through one handle: it is complete, and of one build.
+
+    None if there is no folder, or it was replaced, and so removed, meanwhile.
+    """
+    try:
+        handle = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        (number,) = {_read(handle, name) for name in ("manifest.json", *(f"sub/{i}" for i in range(FILES)))}
+    except FileNotFoundError:
+        with suppress(FileNotFoundError):
+            assert not os.path.samestat(os.fstat(handle), os.stat(output))
+        return None
+    finally:
+        os.close(handle)
     return int(number)
+
+
+def _read(folder: int, name: str) -> str:
+    with open(os.open(name, os.O_RDONLY, dir_fd=folder)) as file:
+        return file.read()
 
 
 def hidden(folder: Path) -> list[str]:
@@ -183,32 +202,129 @@ def test_without_an_exchange_a_failure_brings_the_old_one_back(output: Path, mon
 def test_leftovers_go_and_live_builds_stay(output: Path, tmp_path: Path) -> None:
     (tmp_path / ".out.ouro.partial-0123").mkdir()
     (tmp_path / ".out.ouro.partial-0123" / "big").write_text("x")
+    (tmp_path / ".out.ouro.partial-4567.lock").write_text("pid 1 on nowhere\n")
+    (tmp_path / ".out.ouro.partial-89ab").mkdir()
+    (tmp_path / ".out.ouro.partial-89ab.lock").touch()
+    (tmp_path / ".out.ouro.partial-89ab.aside").mkdir()
     (tmp_path / ".other.ouro.partial-0123").mkdir()
     with publishing(output) as live:
         fill(live)
-        assert set(hidden(tmp_path)) == {".other.ouro.partial-0123", live.name}
+        assert set(hidden(tmp_path)) == {".other.ouro.partial-0123", live.name, live.name + ".lock"}
         with pytest.raises(ValueError, match="stop"), publishing(output):
             raise ValueError("stop")
         assert (live / "manifest.json").exists()
-    assert output.exists()
+    assert os.listdir(output) == ["manifest.json"]
     (tmp_path / ".other.ouro.partial-0123").rmdir()
 
 
-def test_a_new_folder_taken_for_a_leftover_is_made_again(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another build starts between the making of the folder and its lock."""
-    real, taken = Path.mkdir, []
+def test_a_new_lock_file_taken_for_a_leftover_is_made_again(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another build starts between the making of the lock file and its locking."""
+    real = fcntl.flock
+    taken: list[str] = []
 
-    def mkdir(path: Path, mode: int = 0o777) -> None:
-        real(path, mode)
+    def flock(file: int, how: int) -> None:
         if len(taken) < 2:
-            taken.append(path)
+            taken.extend(hidden(output.parent))
+            monkeypatch.setattr(fcntl, "flock", real)
             publish._remove_leftovers(output)
-            assert not path.exists()
+            monkeypatch.setattr(fcntl, "flock", flock)
+            assert hidden(output.parent) == []
+        real(file, how)
 
-    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(fcntl, "flock", flock)
     published(output)
-    assert len(taken) == 2
+    assert len(set(taken)) == 2
+    assert all(name.endswith(".lock") for name in taken)
     assert (output / "manifest.json").read_text() == "new"
+
+
+def test_a_lock_file_that_another_machine_has_removed_is_made_again(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, stale = fcntl.flock, [errno.ESTALE, errno.ESTALE]
+
+    def flock(file: int, how: int) -> None:
+        if stale:
+            (output.parent / hidden(output.parent)[0]).unlink()
+            raise OSError(stale.pop(), "stale")
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    published(output)
+    assert stale == []
+
+
+def test_the_lock_is_a_writable_file_that_says_who_holds_it(output: Path) -> None:
+    """As network file systems need; what holds another's lock is seen as any other machine sees it: by the lock alone."""
+    with publishing(output) as live:
+        fill(live)
+        lock = live.with_name(live.name + ".lock")
+        assert lock.read_text() == f"pid {os.getpid()} on {platform.node()}\n"
+        with lock.open("r+") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert list(publish._remove_leftovers(output)) == [live]
+        assert live.is_dir()
+    assert not lock.exists()
+
+
+def test_leftovers_go_where_nothing_can_be_written(output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk it is they who fill it."""
+    (tmp_path / ".out.ouro.partial-0123").mkdir()
+    (tmp_path / ".out.ouro.partial-0123.lock").touch()
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OutputError, match="cannot be written: full"):
+        published(output)
+
+
+# Builds an output until it is told to publish it.
+HOLDER = """
+import sys
+from pathlib import Path
+from ouro_build.artifacts.publish import publishing
+with publishing(Path(sys.argv[1])) as folder:
+    (folder / "manifest.json").write_text("theirs")
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def held(output: Path) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    child = subprocess.Popen([sys.executable, "-c", HOLDER, str(output)], stdin=pipe, stdout=pipe, text=True)
+    await_start(child)
+    return child
+
+
+def test_the_loser_is_told_who_was_building_before_it(output: Path) -> None:
+    def build() -> None:
+        with publishing(output) as folder:
+            fill(folder)
+            child.communicate("publish\n")
+
+    child = held(output)
+    who = f"pid {child.pid} on {platform.node()}"
+    with pytest.raises(OutputError, match=f"exists already; it was being built also by {who}\n"):
+        build()
+    assert (output / "manifest.json").read_text() == "theirs"
+
+
+def test_the_loser_is_told_who_is_building_still(output: Path) -> None:
+    def build() -> None:
+        with publishing(output) as folder:
+            fill(folder)
+            children.append(held(output))
+            published(output, "first")
+
+    children: list[subprocess.Popen[str]] = []
+    with pytest.raises(OutputError, match="exists already; it was being built also by ") as caught:
+        build()
+    children[0].kill()
+    children[0].communicate()
+    assert f"by pid {children[0].pid} on {platform.node()}\n" in str(caught.value)
+    assert (output / "manifest.json").read_text() == "first"
+    published(output, force=True)
 
 
 def test_an_output_replaced_while_it_is_looked_at_is_looked_at_again(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,9 +370,8 @@ def test_killed_at_any_moment(output: Path, exchange: bool) -> None:
             child.send_signal(signal.SIGKILL)
             child.wait()
             close(child)
-            if output.exists():
-                seen.add(number_in(output))
-    assert len(seen) > 3
+            seen.add(number_in(output))
+    assert len(seen) > 4
     published(output, force=True)
     assert (output / "manifest.json").read_text() == "new"
 
@@ -272,35 +387,12 @@ def test_two_at_once_without_force(output: Path) -> None:
 @pytest.mark.usefixtures("exchange")
 def test_two_at_once_with_force(output: Path) -> None:
     children = [start(output, first, 99, "force") for first in (100, 200)]
-    whole = 0
+    seen = set()
     while any(child.poll() is None for child in children):
-        whole += whole_or_replaced(output)
+        seen.add(number_in(output))
     assert [child.communicate()[1] for child in children] == ["", ""]
     assert number_in(output) in (198, 298)
-    assert whole > 0
-
-
-def whole_or_replaced(output: Path) -> bool:
-    """Reads through one folder handle; False if there was none, or it was replaced, and so removed, meanwhile."""
-    try:
-        handle = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        return False
-    try:
-        texts = [_read(handle, name) for name in ("manifest.json", *(f"sub/{i}" for i in range(FILES)))]
-        assert len(set(texts)) == 1
-    except FileNotFoundError:
-        with suppress(FileNotFoundError):
-            assert not os.path.samestat(os.fstat(handle), os.stat(output))
-        return False
-    finally:
-        os.close(handle)
-    return True
-
-
-def _read(folder: int, name: str) -> str:
-    with open(os.open(name, os.O_RDONLY, dir_fd=folder)) as file:
-        return file.read()
+    assert len(seen) > 2
 
 
 def close(child: subprocess.Popen[str]) -> None:

@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ouro_build.artifacts.columns import decode
+from ouro_build.artifacts import writer
+from ouro_build.artifacts.columns import GraphEntry, GraphStep, decode
 from ouro_build.artifacts.errors import ArtifactError, UsageError, VersionError
+from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import open_artifact
 from tests.artifact_maker import ORACLE, PLANS, make_artifact
+
+TOKEN = ProgramKey("token", 1)
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +48,43 @@ def files_of(path: Path) -> list[Path]:
     return sorted(f for f in path.rglob("*") if f.is_file())
 
 
-@pytest.mark.parametrize("verify", ["full", "sizes"])
+@pytest.mark.parametrize("verify", ["full", "all_but_weights", "sizes"])
 def test_reads_back_what_was_written(sound: Path, verify: str) -> None:
     artifact = open_artifact(sound, verify)  # type: ignore[arg-type]
     for target in artifact.manifest.targets:
         index, columns = artifact.plans(target)
         assert decode(index, columns) == PLANS
-        assert artifact.image_bytes(target.images[0]).startswith(b"\x7fELF images/" + target.part.arch.encode())
+        assert artifact.read(target.images[0].path).startswith(b"\x7fELF images/" + target.part.arch.encode())
     assert artifact.oracle() == ORACLE
-    assert artifact.tokenizer_path is not None
-    assert artifact.tokenizer_path.read_bytes() == b"{}"
-    assert artifact.weights_path == artifact.path / "weights.safetensors"
+    assert artifact.tokenizer() == b"{}"
     assert artifact.observed_path == artifact.path.parent / "tiny.ouro.observed"
+
+
+def test_graphs_of_several_runs_are_read(tmp_path: Path) -> None:
+    graphs = (GraphEntry(PLANS[1].key, (GraphStep(1),)), GraphEntry(TOKEN, (GraphStep(0), GraphStep(1, 4))))
+    artifact = open_artifact(make_artifact(tmp_path / "tiny.ouro", ("h200",), graphs=graphs))
+    index, _ = artifact.plans(artifact.manifest.targets[0])
+    assert index.graphs == graphs
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (GraphEntry(TOKEN, (GraphStep(0, 0),)), r"plans/h200.json: graphs\[0\] \(token/1/dense\): it runs a plan 0 times"),
+        (GraphEntry(ProgramKey("token", 1, "consume"), (GraphStep(0),)), "token/1/consume has no rows, or a mode"),
+        (GraphEntry(ProgramKey("token", 0), (GraphStep(0),)), "token/0/dense has no rows, or a mode"),
+    ],
+)
+def test_graphs_that_cannot_be_are_neither_written_nor_read(
+    tmp_path: Path, graph: GraphEntry, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        make_artifact(tmp_path / "tiny.ouro", ("h200",), graphs=(graph,))
+    monkeypatch.setattr(writer, "check_plans", lambda *_: None)
+    monkeypatch.setattr(writer, "check_graphs", lambda *_: None)
+    path = make_artifact(tmp_path / "tiny.ouro", ("h200",), graphs=(graph,))
+    with pytest.raises(ArtifactError, match=message):
+        open_artifact(path)
 
 
 def test_two_builds_are_the_same_bytes(sound: Path, tmp_path: Path) -> None:
@@ -66,7 +95,7 @@ def test_two_builds_are_the_same_bytes(sound: Path, tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_flipped_bit_is_refused(scratch: Path, data: st.DataObject) -> None:
     file = data.draw(st.sampled_from(files_of(scratch)))
     kept = file.read_bytes()
@@ -92,7 +121,7 @@ def test_every_byte_of_the_manifest_counts(copy: Path) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_changed_length_or_missing_file_is_refused(
     sound: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -170,6 +199,19 @@ def test_sizes_leaves_digests_to_the_reading(copy: Path) -> None:
         artifact.read("nothing")
 
 
+def test_only_the_weights_are_left_to_who_streams_them(copy: Path) -> None:
+    for file in files_of(copy):
+        kept = file.read_bytes()
+        file.write_bytes(bytes([kept[0] ^ 1]) + kept[1:])
+        if file.name == "weights.safetensors":
+            open_artifact(copy, "all_but_weights")
+        else:
+            with pytest.raises(ArtifactError, match=file.name) as caught:
+                open_artifact(copy, "all_but_weights")
+            assert caught.value.hint
+        file.write_bytes(kept)
+
+
 def test_may_be_reached_through_a_link(sound: Path, tmp_path: Path) -> None:
     (tmp_path / "link.ouro").symlink_to(sound)
     assert open_artifact(tmp_path / "link.ouro").path == sound.resolve()
@@ -183,3 +225,11 @@ def test_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_manifest_that_is_no_ordinary_file_is_not_opened(copy: Path, make: Callable[[Path], None]) -> None:
+    (copy / "manifest.json").unlink()
+    make(copy / "manifest.json")
+    with pytest.raises(ArtifactError, match=r"manifest\.json: not an ordinary file"):
+        open_artifact(copy)

@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from ouro_build.artifacts import console
+from ouro_build.artifacts.columns import GraphEntry, GraphStep
 from ouro_build.artifacts.console import exit_code
 from ouro_build.artifacts.fit import Machine
 from ouro_build.artifacts.parts import find_part
+from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import Artifact, open_artifact
 from ouro_build.artifacts.records import ObservedRecord, decode_record
 from ouro_build.builder import warm
@@ -85,6 +87,27 @@ def test_inspect(ouro_artifact: Cli, reference: Path) -> None:
     assert (code, err) == (0, "")
     for piece in (found["identity"], "synthetic weights, seed 7", "by reference", "recurrent/dense", "SIZE=64", "rtx-5090"):
         assert piece in out
+
+
+def test_graphs_of_several_runs_are_shown_and_compared(ouro_artifact: Cli, reference: Path, tmp_path: Path) -> None:
+    token = GraphEntry(ProgramKey("token", 1), (GraphStep(0), GraphStep(1, 4)))
+    single = GraphEntry(ProgramKey("recurrent", 2), (GraphStep(1),))
+    other = make_artifact(tmp_path / "other.ouro", graphs=(single, token))
+    (target, _) = ouro_artifact.json("inspect", other)["targets"]
+    assert [(g["program"], g["bucket"], g["nodes"]) for g in target["graphs"]] == [("recurrent", 2, 2), ("token", 1, 9)]
+    assert target["graphs"][1]["steps"] == [
+        {"plan": "prelude/1/dense", "times": 1, "join": "full"},
+        {"plan": "recurrent/2/dense", "times": 4, "join": "full"},
+    ]
+    _, out, _ = ouro_artifact("inspect", other)
+    assert "graphs of several runs for h200" in out
+    assert "token/dense" in out
+    assert "4 × recurrent/2/dense (full)" in " ".join(out.split())
+    _, out, _ = ouro_artifact("inspect", reference)
+    assert "graphs of several runs" not in out
+    changed = {f["what"]: (f["a"], f["b"]) for f in ouro_artifact.json("diff", reference, other, code=1)["fields"]}
+    assert changed["plans/h200.json:graphs[token/1/dense].steps[1].times"] == (None, 4)
+    assert changed["plans/h200.json:graphs[prelude/1/dense].steps[0].plan"] == (0, None)
 
 
 def test_verify(ouro_artifact: Cli, folder: Path, tmp_path: Path) -> None:

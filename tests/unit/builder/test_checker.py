@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ouro_build.artifacts.errors import BuildError
-from ouro_build.artifacts.plan import Buffer, Plan, Pool
+from ouro_build.artifacts.plan import Buffer, Edge, Launch, Plan, Pool
 from ouro_build.builder.buffers import make_buffers
 from ouro_build.builder.checker import check
 from ouro_build.builder.planner import place
@@ -26,98 +28,106 @@ def at(buffer: Buffer, offset: int) -> Buffer:
 A, B, C = at(work("a", 64), 0), at(work("b", 64), 256), at(work("c", 64), 512)
 
 
-def checked(*launches, buffers=None, pools=POOLS):
+def checked(*launches: Launch, buffers: Sequence[Buffer] | None = None, pools: Mapping[Pool, int] = POOLS) -> None:
     made = plan(*launches)
     used = {b for x in made.launches for _, b in x.buffers()}
     check([made], list(buffers if buffers is not None else used), pools, writes)
 
 
-def refused(text, *launches, **options):
+def refused(text: str, *launches: Launch, buffers: Sequence[Buffer] | None = None, pools: Mapping[Pool, int] = POOLS) -> None:
     with pytest.raises(BuildError, match=text):
-        checked(*launches, **options)
+        checked(*launches, buffers=buffers, pools=pools)
 
 
-def test_a_sound_plan_passes():
+def test_a_sound_plan_passes() -> None:
     checked(launch([A], [WEIGHT]), launch([B], [A]), launch([at(C, 0)], [B]))
 
 
-def test_an_unplaced_buffer():
+def test_a_kernel_that_may_start_early_waits_inside() -> None:
+    early = msgspec.structs.replace(launch([B], [A]), after=((0, Edge.PROGRAMMATIC),))
+    refused(r"launch 1 \(1\) may start before launch 0 has ended, and does not wait inside", launch([A]), early)
+    options = msgspec.structs.replace(early.specialization.options, programmatic=True)
+    waiting = msgspec.structs.replace(early.specialization, options=options)
+    checked(launch([A]), msgspec.structs.replace(early, specialization=waiting))
+
+
+def test_an_unplaced_buffer() -> None:
     refused("is at -1", launch([at(A, -1)]))
 
 
-def test_a_misaligned_buffer():
+def test_a_misaligned_buffer() -> None:
     refused("no multiple of 256", launch([at(A, 128)]))
 
 
-def test_a_buffer_past_the_end_of_its_pool():
+def test_a_buffer_past_the_end_of_its_pool() -> None:
     refused("outside workspace of 4096 bytes", launch([at(A, 4096 - 0)]))
 
 
-def test_a_pool_that_was_never_sized():
+def test_a_pool_that_was_never_sized() -> None:
     refused("outside workspace of 0 bytes", launch([A]), pools={})
 
 
-def test_live_buffers_that_overlap():
+def test_live_buffers_that_overlap() -> None:
     refused("a and b overlap and are live", launch([A]), launch([at(B, 0)], [A]))
 
 
-def test_a_buffer_overwritten_between_its_write_and_its_read():
+def test_a_buffer_overwritten_between_its_write_and_its_read() -> None:
     other = at(work("b", 1), 0)
     refused("overlap and are live", launch([A]), launch([other]), launch([C], [A]))
 
 
-def test_branches_in_no_order_may_not_share():
+def test_branches_in_no_order_may_not_share() -> None:
     refused("overlap and are live", launch([A], after=[]), launch([at(B, 0)], after=[]))
 
 
-def test_a_read_before_any_write():
+def test_a_read_before_any_write() -> None:
     refused("reads b before anything wrote it", launch([A], [B]), launch([B]))
 
 
-def test_a_read_in_no_order_with_its_write():
+def test_a_read_in_no_order_with_its_write() -> None:
     refused("in no order", launch([A], after=[]), launch([B], [A], after=[]))
 
 
-def test_two_writers_in_no_order():
+def test_two_writers_in_no_order() -> None:
     state = at(BUFFERS.hidden, 0)
     refused("in no order", launch([state], after=[]), launch([state], after=[]))
 
 
-def test_a_dependency_on_a_later_launch():
+def test_a_dependency_on_a_later_launch() -> None:
     refused("does not come earlier", launch([A], after=[1]), launch([B]))
 
 
-def test_a_dependency_on_itself():
+def test_a_dependency_on_itself() -> None:
     refused("does not come earlier", launch([A], after=[0]))
 
 
-def test_a_write_to_the_weights():
+def test_a_write_to_the_weights() -> None:
     refused("writes w in weights", launch([WEIGHT]))
 
 
-def test_an_undeclared_buffer():
+def test_an_undeclared_buffer() -> None:
     refused("used but not declared", launch([A]), buffers=[])
 
 
-def test_state_buffers_that_overlap():
+def test_state_buffers_that_overlap() -> None:
     both = [at(BUFFERS.row_state, 0), at(BUFFERS.hidden, 0)]
     refused("overlap in state", launch([A]), buffers=[A, *both])
 
 
-def test_a_kv_buffer_shares_its_pool_with_nothing():
+def test_a_kv_buffer_shares_its_pool_with_nothing() -> None:
     kv = at(BUFFERS.kv, 0)
     refused("overlap in kv", launch([A]), buffers=[A, kv, Buffer("x", Pool.KV, "float32", (4,), 0)])
     refused("pool of such a size", launch([A]), buffers=[A, at(BUFFERS.kv, 256)])
 
 
 @pytest.mark.parametrize("grid", [(0, 1, 1), (1, 65536, 1), (1, 1, 65536), (2**31, 1, 1)])
-def test_a_grid_over_the_limits(grid):
+def test_a_grid_over_the_limits(grid: tuple[int, int, int]) -> None:
     refused("has grid", launch([A], grid=grid))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(random_plans(BUFFERS), st.data())
-def test_moving_a_buffer_onto_a_live_one_is_found(plans, data):
+def test_moving_a_buffer_onto_a_live_one_is_found(plans: tuple[Plan, ...], data: st.DataObject) -> None:
     placement = place(plans, BUFFERS)
     chosen = data.draw(st.sampled_from(placement.plans))
     victims = sorted({b for x in chosen.launches for _, b in x.buffers() if b.pool is Pool.WORKSPACE}, key=lambda b: b.name)
@@ -132,18 +142,18 @@ def test_moving_a_buffer_onto_a_live_one_is_found(plans, data):
         check(broken, buffers, {**placement.pools, Pool.WORKSPACE: 1 << 30}, writes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(random_plans(BUFFERS), st.data())
-def test_a_pool_too_small_by_one_alignment_is_found(plans, data):
+def test_a_pool_too_small_by_one_alignment_is_found(plans: tuple[Plan, ...], data: st.DataObject) -> None:
     placement = place(plans, BUFFERS)
     pool = data.draw(st.sampled_from([p for p, size in placement.pools.items() if size]))
     with pytest.raises(BuildError, match="outside"):
         check(placement.plans, placement.buffers, {**placement.pools, pool: placement.pools[pool] - 256}, writes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(random_plans(BUFFERS), st.data())
-def test_dropping_the_dependencies_of_a_reader_is_found(plans, data):
+def test_dropping_the_dependencies_of_a_reader_is_found(plans: tuple[Plan, ...], data: st.DataObject) -> None:
     placement = place(plans, BUFFERS)
     chosen = data.draw(st.sampled_from(placement.plans))
     readers = [

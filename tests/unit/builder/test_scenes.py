@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -61,6 +62,21 @@ def test_runs_are_repeatable_and_leave_other_slots_alone(key: ProgramKey) -> Non
         alive = set(scene.slots.tolist())
         assert np.isfinite(rows[sorted(alive)]).all(), "a live row came to hold poison"
         assert np.isnan(rows[[s for s in range(len(rows)) if s not in alive]]).all()
+
+
+@pytest.mark.parametrize("program", ["recurrent", "prefill"])
+def test_a_scene_is_the_same_in_either_order_of_the_kv_pool(program: str) -> None:
+    w = worker()
+    buffers = {b.name: b for b in w.preparation.targets[0].index.buffers}
+    planes, blocks, *block = buffers["kv"].shape
+    swapped = msgspec.structs.replace(buffers["kv"], shape=(blocks, planes, *block))
+    scene = Scene(w.steps.model, w.steps.geometry, ProgramKey(program, 16), (True, False) * 8, w.kv_blocks)
+    scene.write(w.memory, buffers)
+    one = snapshot()[Pool.KV].reshape(w.steps.model.planes, w.kv_blocks, -1)
+    scene.write(w.memory, {**buffers, "kv": swapped})
+    other = snapshot()[Pool.KV].reshape(w.kv_blocks, w.steps.model.planes, -1)
+    assert np.array_equal(one, other.swapaxes(0, 1))
+    assert (one != 0xFF).any(2).any(1).all(), "a plane holds nothing"
 
 
 def test_small_buckets_are_tried_in_every_arrangement() -> None:

@@ -50,12 +50,22 @@ def test_all_files_are_the_checkpoints_own(folder: Path) -> None:
     assert list(found) == sorted(found)
 
 
-def test_no_folder_of_another_machine_is_carried(folder: Path) -> None:
-    values = {**json.loads((folder / "config.json").read_bytes()), "_name_or_path": "/home/someone/model"}
-    (folder / "config.json").write_text(json.dumps(values))
-    raw = tokenizer_files(folder)["config.json"]
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("config.json", "_name_or_path"),
+        ("tokenizer_config.json", "name_or_path"),
+        ("tokenizer_config.json", "tokenizer_file"),
+        ("tokenizer_config.json", "special_tokens_map_file"),
+    ],
+)
+def test_no_folder_of_another_machine_is_carried(folder: Path, name: str, key: str) -> None:
+    with_tokenizer(folder)
+    kept = json.loads((folder / "config.json").read_bytes())
+    (folder / name).write_text(json.dumps({**kept, key: "/home/someone/model"}))
+    raw = tokenizer_files(folder)[name]
     assert b"/home/someone" not in raw
-    assert json.loads(raw) == {key: value for key, value in values.items() if key != "_name_or_path"}
+    assert json.loads(raw) == kept
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "chat_template.json", "tokenizer.json"])

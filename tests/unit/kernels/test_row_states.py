@@ -1,9 +1,18 @@
 """The references of what keeps the row state, against their meaning in plain Python."""
 
 from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.kernel_cases.row_states import LARGE_SCENE, LOOPS, SCENES, Scene, check_advance, check_bind, check_resolve
+from tests.kernel_cases.row_states import (
+    LARGE_SCENE,
+    LIMITS,
+    LOOPS,
+    POSITIONS,
+    SCENES,
+    Scene,
+    check_advance,
+    check_bind,
+    check_resolve,
+)
 from tests.kernel_harness import run_reference
 
 
@@ -12,9 +21,9 @@ def test_bind(scene: Scene) -> None:
     check_bind(scene, run_reference)
 
 
-@given(SCENES, st.integers(1, LOOPS + 1))
-def test_resolve(scene: Scene, loop_limit: int) -> None:
-    check_resolve(scene, loop_limit, run_reference)
+@given(SCENES, LIMITS)
+def test_resolve(scene: Scene, limits: tuple[int, int]) -> None:
+    check_resolve(scene, limits, run_reference)
 
 
 @given(SCENES)
@@ -24,5 +33,5 @@ def test_advance(scene: Scene) -> None:
 
 def test_many_rows() -> None:
     check_bind(LARGE_SCENE, run_reference)
-    check_resolve(LARGE_SCENE, LOOPS, run_reference)
+    check_resolve(LARGE_SCENE, (LOOPS, POSITIONS), run_reference)
     check_advance(LARGE_SCENE, run_reference)

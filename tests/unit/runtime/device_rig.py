@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ouro_build.artifacts.columns import Columns, LoadTimeEntry, PlanIndex, encode
+import msgspec
+
+from ouro_build.artifacts.columns import Columns, GraphEntry, LoadTimeEntry, PlanIndex, encode
 from ouro_build.artifacts.manifest import ImageRecord
 from ouro_build.artifacts.plan import Buffer, Edge, Launch, LoadTimeValue, Options, Plan, Pool, ProgramKey, Specialization
+from ouro_build.artifacts.plan_checks import check_graphs
 from ouro_build.runtime.device_memory import DeviceMemory
 from ouro_build.runtime.driver import Driver, open_driver
 from ouro_build.runtime.images import Images
@@ -27,9 +30,8 @@ A, B = Buffer("a", Pool.WORKSPACE, "float32", (16,), 0), Buffer("b", Pool.WORKSP
 
 
 def _specialization(kernel: str, *types: tuple[str, str]) -> Specialization:
-    return Specialization(
-        kernel=kernel, contract=1, types=types, constants=(), divisible=(), options=Options(num_warps=4, num_stages=2)
-    )
+    options = Options(num_warps=4, num_stages=2, programmatic=True)
+    return Specialization(kernel=kernel, contract=1, types=types, constants=(), divisible=(), options=options)
 
 
 SCALE = _specialization("scale", ("x", "*fp32"), ("w", "*bf16"), ("y", "*fp32"), ("n", "i32"), ("eps", "fp32"))
@@ -84,9 +86,17 @@ class Rig:
 
 
 @contextmanager
-def opened(api: FakeDriver, images: tuple[ImageRecord, ...] = IMAGES) -> Iterator[Rig]:
-    """Everything below an executor, open; all of it given back at the end."""
-    index, columns = encoded()
+def opened(
+    api: FakeDriver,
+    images: tuple[ImageRecord, ...] = IMAGES,
+    plans: tuple[Plan, ...] = PLANS,
+    graphs: tuple[GraphEntry, ...] | None = None,
+) -> Iterator[Rig]:
+    """Everything below an executor, open; all of it given back at the end. `graphs` replace those of single plans."""
+    index, columns = encoded(plans)
+    if graphs is not None:
+        index = msgspec.structs.replace(index, graphs=graphs)
+    check_graphs(index, columns, "rig")
     driver = open_driver(0, api)
     memory = DeviceMemory(driver, SIZES)
     loaded = Images(driver, images, index.specializations, FILES.__getitem__)

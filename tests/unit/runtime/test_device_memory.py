@@ -43,6 +43,7 @@ def test_pools_are_allocated_once_and_given_back() -> None:
         ("cuMemHostAlloc", 1),
         ("cuMemHostAlloc", 2),
         ("cuEventCreate", 3),
+        ("cuEventCreate", 6),
     ],
 )
 def test_a_failure_gives_everything_back(name: str, at: int) -> None:
@@ -78,7 +79,7 @@ def test_data_may_be_reused_at_once() -> None:
     assert memory.read(Pool.WEIGHTS, 100, 300).reshape(3, 100).tolist() == [[v] * 100 for v in (1, 2, 3)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     bank=st.integers(1, 64),
     banks=st.integers(1, 4),
@@ -113,11 +114,93 @@ def test_fill_sets_every_byte_after_earlier_work() -> None:
     assert (memory.read(Pool.KV, 0, 300) == 0xFF).all()
 
 
+def test_a_later_read_sees_what_was_there_when_it_was_submitted() -> None:
+    memory = opened(FakeDriver())
+    reads = []
+    for value in range(3):
+        memory.fill(Pool.KV, value)
+        reads.append(memory.read_later(Pool.KV, 10 * value, 5))
+    memory.fill(Pool.KV, 99)
+    for value in (2, 0, 1, 1):
+        assert reads[value].result().tolist() == [value] * 5
+
+
+def test_a_later_read_waits_for_its_own_work_alone() -> None:
+    api = FakeDriver()
+    memory = opened(api)
+    memory.fill(Pool.KV, 1)
+    read = memory.read_later(Pool.KV, 0, 300)
+    memory.fill(Pool.KV, 2)
+    assert (api.view(memory.base(Pool.KV), 300) == 0xA5).all()
+    assert (read.result() == 1).all()
+    assert (api.view(memory.base(Pool.KV), 300) == 1).all()
+    assert api.calls["cuStreamSynchronize"] == 0
+
+
+@settings(max_examples=60)
+@given(
+    bank=st.integers(1, 64),
+    banks=st.integers(1, 4),
+    ranges=st.lists(st.tuples(st.integers(0, 299), st.integers(0, 100), st.booleans()), max_size=12),
+)
+def test_any_ring_brings_every_read_back(bank: int, banks: int, ranges: list[tuple[int, int, bool]]) -> None:
+    """However many are under way, and in whatever order they are asked for."""
+    memory = opened(FakeDriver(), bank=bank, banks=banks)
+    waiting = []
+    for i, (offset, size, now) in enumerate(ranges):
+        memory.fill(Pool.KV, i)
+        size = min(size, 300 - offset)
+        read = memory.read_later(Pool.KV, offset, size)
+        waiting.append((i, size, read))
+        if now:
+            assert read.result().tolist() == [i] * size
+    memory.fill(Pool.KV, 0xFF)
+    for i, size, read in reversed(waiting):
+        assert read.result().tolist() == [i] * size
+
+
+def test_only_a_full_ring_makes_a_later_read_wait() -> None:
+    api = FakeDriver()
+    memory = opened(api, bank=64, banks=3)
+    reads = [memory.read_later(Pool.KV, 0, 64) for _ in range(3)]
+    assert api.calls["cuEventSynchronize"] == 0
+    memory.read_later(Pool.KV, 0, 64)
+    assert api.calls["cuEventSynchronize"] == 1
+    reads[0].result()
+    assert api.calls["cuEventSynchronize"] == 1
+
+
+def test_a_failed_later_read_says_so_to_whoever_waits() -> None:
+    api = FakeDriver()
+    memory = opened(api, bank=64, banks=1)
+    api.fail("cuMemcpyDtoHAsync", "CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(DeviceError, match="copying 64 bytes to the host: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        memory.read_later(Pool.KV, 0, 64)
+    read = memory.read_later(Pool.KV, 0, 64)
+    for call in (read.result, read.result, lambda: memory.read_later(Pool.KV, 0, 8), lambda: memory.read(Pool.KV, 0, 8)):
+        api.fail("cuEventSynchronize", "CUDA_ERROR_LAUNCH_FAILED")
+        with pytest.raises(DeviceError, match="waiting for 64 bytes from the device: CUDA_ERROR_LAUNCH_FAILED"):
+            call()
+
+
+def test_a_read_that_was_not_waited_for_in_time_is_lost() -> None:
+    memory = opened(FakeDriver())
+    memory.fill(Pool.KV, 7)
+    taken, lost = (memory.read_later(Pool.KV, 0, 4) for _ in range(2))
+    taken.result()
+    memory.close()
+    assert taken.result().tolist() == [7] * 4
+    with pytest.raises(DeviceError, match="given back before this read was waited for"):
+        lost.result()
+
+
 @pytest.mark.parametrize(("offset", "size"), [(-1, 4), (298, 4), (301, 0), (0, 301)])
 def test_access_outside_a_pool_is_refused(offset: int, size: int) -> None:
     memory = opened(FakeDriver())
     with pytest.raises(DeviceError, match="kv"):
         memory.read(Pool.KV, offset, size)
+    with pytest.raises(DeviceError, match="kv"):
+        memory.read_later(Pool.KV, offset, size)
     with pytest.raises(DeviceError, match="kv"):
         memory.write(Pool.KV, offset, np.zeros(size, np.uint8))
 
@@ -140,6 +223,7 @@ def test_nothing_is_allocated_once_sealed() -> None:
     before = dict(api.calls)
     memory.write(Pool.WEIGHTS, 0, np.zeros(900, np.uint8))
     memory.read(Pool.WEIGHTS, 0, 900)
+    memory.read_later(Pool.WEIGHTS, 0, 900)
     assert api.calls["cuMemAlloc"] == before["cuMemAlloc"]
     assert api.calls["cuMemHostAlloc"] == before["cuMemHostAlloc"]
     with pytest.raises(DeviceError, match="allocating 1000 bytes for the pool weights after the worker was ready"):

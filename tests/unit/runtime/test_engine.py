@@ -50,7 +50,7 @@ tokens = st.integers(0, 383)
 prompts = st.lists(tokens, min_size=1, max_size=40)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(prompts, st.integers(1, 6)), min_size=1, max_size=9), st.integers(1, 6))
 def test_any_mix_of_requests_gives_each_its_own_tokens(mix: list[tuple[list[int], int]], at_once: int) -> None:
     requests = [Request(prompt, count) for prompt, count in mix]

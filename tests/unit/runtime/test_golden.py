@@ -21,7 +21,8 @@ def case(request: pytest.FixtureRequest) -> tuple[ReferenceWorker, str]:
 
 
 def prompts(name: str) -> dict[str, dict[str, list[int]]]:
-    return json.loads((GOLDEN / name / "golden.json").read_text())["prompts"]
+    found: dict[str, dict[str, list[int]]] = json.loads((GOLDEN / name / "golden.json").read_text())["prompts"]
+    return found
 
 
 def prompt_rows(worker: ReferenceWorker, ids: list[int]) -> list[RowInput]:
@@ -37,9 +38,10 @@ def test_every_loop_of_a_prompt(case: tuple[ReferenceWorker, str]) -> None:
     for i, prompt in prompts(name).items():
         rows = prompt_rows(worker, prompt["ids"])
         slots = [row.slot for row in rows]
-        worker.steps.start(rows)
+        worker.steps.describe(rows)
+        worker.steps.run("prelude", len(rows))
         for loop in range(worker.steps.model.loops):
-            worker.steps.prefill_loop(len(rows))
+            worker.steps.run("prefill", len(rows))
             assert abs(worker.steps.state("hidden")[slots] - want[f"{i}.hidden"][loop]).max() < LIMIT
             assert abs(worker.steps.state("gate_logits")[slots, loop] - want[f"{i}.gate_logit"][loop]).max() < LIMIT
             assert abs(worker.steps.state("exit_probability")[slots, loop] - want[f"{i}.exit_pdf"][loop]).max() < LIMIT

@@ -4,10 +4,25 @@ import pytest
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 
+from ouro_build.artifacts.columns import GraphEntry, GraphStep
 from ouro_build.artifacts.errors import DeviceError, RestoreError
-from ouro_build.artifacts.plan import Pool
+from ouro_build.artifacts.plan import Edge, Plan, Pool, ProgramKey
 from ouro_build.runtime.graph import GraphExecutor
-from tests.unit.runtime.device_rig import CHAIN, DIAMOND, IMAGES, SPREAD_PARAMETERS, Rig, image, opened
+from ouro_build.runtime.launch import LaunchExecutor
+from tests.unit.runtime.device_rig import (
+    CHAIN,
+    DIAMOND,
+    IMAGES,
+    PLANS,
+    SPREAD_PARAMETERS,
+    A,
+    B,
+    Rig,
+    image,
+    opened,
+    scale,
+    spread,
+)
 from tests.unit.runtime.fake_driver import FakeDriver, Node
 
 FULL, PROGRAMMATIC = 0, 1
@@ -118,11 +133,78 @@ def test_programmatic_edges_that_are_refused_leave_the_graph_out() -> None:
         graphs.close()
 
 
-def test_a_key_without_a_plan_is_a_failure() -> None:
+TOKEN = ProgramKey("token", 1)
+FORK = ProgramKey("fork", 1)
+
+
+@pytest.mark.parametrize("bindings", [12, 13])
+def test_a_sequence_is_one_graph_of_joined_runs(bindings: int) -> None:
+    token = GraphEntry(TOKEN, (GraphStep(0), GraphStep(1, 3, Edge.PROGRAMMATIC)))
+    with opened(FakeDriver(bindings=bindings), graphs=(token,)) as rig:
+        graphs = executor(rig)
+        assert (graphs.restored.graphs, graphs.restored.nodes) == (1, 3 + 3 * 4)
+        (graph,) = rig.api.graphs()
+        chain = [(0, 1, FULL), (1, 2, FULL)]
+        diamonds = [
+            edge
+            for at in (3, 7, 11)
+            for edge in (
+                (at - 1, at, PROGRAMMATIC),  # from the end of the run before it
+                (at, at + 1, PROGRAMMATIC),
+                (at, at + 2, FULL),
+                (at + 1, at + 3, PROGRAMMATIC),
+                (at + 2, at + 3, FULL),
+            )
+        ]
+        assert sorted(graph.edges) == sorted(chain + diamonds)
+        assert {port for (_, _, kind), port in zip(graph.edges, graph.ports, strict=True) if kind} == {1}
+        graphs.run(TOKEN)
+        rig.memory.synchronize()
+        scales, once = ["scale", "spread", "scale"], ["scale", "spread", "spread", "scale"]
+        assert [node.kernel.name for node in rig.api.executed] == scales + 3 * once
+        graphs.close()
+
+
+@pytest.mark.parametrize("join", Edge)
+def test_every_first_launch_follows_every_last_one(join: Edge) -> None:
+    """Also past a plan without launches."""
+    plans = (Plan(FORK, (scale(A, B), spread(A))), Plan(ProgramKey("empty", 1), ()))
+    token = GraphEntry(TOKEN, (GraphStep(0), GraphStep(1, 2), GraphStep(0, 2, join)))
+    with opened(FakeDriver(), plans=plans, graphs=(token,)) as rig:
+        graphs = executor(rig)
+        (graph,) = rig.api.graphs()
+        pairs = [(a, b) for start in (0, 2) for a in (start, start + 1) for b in (start + 2, start + 3)]
+        assert sorted(graph.edges) == sorted((a, b, int(join)) for a, b in pairs)
+        assert graphs.restored.nodes == 6
+        graphs.close()
+
+
+def test_graphs_go_by_their_own_keys_and_launches_by_those_of_plans() -> None:
+    """A sequence is none of the plans, and a plan need not have a graph."""
+    token = GraphEntry(TOKEN, (GraphStep(0, 3),))
+    with opened(FakeDriver(), graphs=(GraphEntry(DIAMOND, (GraphStep(1),)), token)) as rig:
+        graphs, launches = executor(rig), LaunchExecutor(rig.memory, rig.plans, rig.images.kernels)
+        assert [key for key in (CHAIN, DIAMOND, TOKEN) if graphs.has(key)] == [DIAMOND, TOKEN]
+        assert [key for key in (CHAIN, DIAMOND, TOKEN) if launches.has(key)] == [CHAIN, DIAMOND]
+        assert graphs.restored.nodes == 4 + 9
+        graphs.close()
+
+
+def test_an_edge_between_runs_that_is_refused_leaves_the_graph_out() -> None:
+    token = GraphEntry(TOKEN, (GraphStep(0, 3, Edge.PROGRAMMATIC),))
+    with opened(FakeDriver(), plans=PLANS[:1], graphs=(token,)) as rig:
+        rig.api.fail("cuGraphAddDependencies", "CUDA_ERROR_NOT_SUPPORTED")
+        graphs = executor(rig)
+        assert "adding 2 programmatic edges to the graph of token/1/dense" in graphs.failures[TOKEN].what
+        assert graphs.restored.nodes == 0
+        graphs.close()
+
+
+def test_a_key_without_a_graph_is_a_failure() -> None:
     missing = msgspec.structs.replace(CHAIN, bucket=64)
     with opened(FakeDriver()) as rig:
         graphs = executor(rig, missing)
-        assert "no plan" in graphs.failures[missing].what
+        assert "no such graph" in graphs.failures[missing].what
         assert graphs.restored.graphs == 0
 
 

@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 
-from ouro_build.artifacts.columns import LoadTimeEntry
+from ouro_build.artifacts.columns import GraphEntry, GraphStep, LoadTimeEntry
 from ouro_build.artifacts.errors import DeviceError, FitError
-from ouro_build.artifacts.plan import Edge, LoadTimeValue, Pool
+from ouro_build.artifacts.plan import Edge, LoadTimeValue, Pool, ProgramKey
 from ouro_build.runtime.memory import HostMemory
-from ouro_build.runtime.relocate import RelocatedPlans
+from ouro_build.runtime.relocate import RelocatedPlans, Run
 from tests.unit.runtime.device_rig import CHAIN, DIAMOND, SIZES, STRIDE, VALUES, encoded
 
 
@@ -46,6 +46,20 @@ def test_keys() -> None:
     assert plans.keys == (CHAIN, DIAMOND)
     assert plans.has(CHAIN)
     assert not plans.has(msgspec.structs.replace(CHAIN, bucket=9))
+
+
+def test_graphs_are_runs_of_plans_by_their_keys() -> None:
+    index, columns = encoded()
+    assert RelocatedPlans(index, columns, HostMemory(SIZES), VALUES).graphs == {
+        CHAIN: (Run(CHAIN, 1, Edge.FULL),),
+        DIAMOND: (Run(DIAMOND, 1, Edge.FULL),),
+    }
+    token = ProgramKey("token", 1)
+    steps = (GraphStep(1), GraphStep(0, 3, Edge.PROGRAMMATIC))
+    index = msgspec.structs.replace(index, graphs=(GraphEntry(token, steps),))
+    plans = RelocatedPlans(index, columns, HostMemory(SIZES), VALUES)
+    assert plans.graphs == {token: (Run(DIAMOND, 1, Edge.FULL), Run(CHAIN, 3, Edge.PROGRAMMATIC))}
+    assert plans.keys == (CHAIN, DIAMOND)
 
 
 def test_a_value_without_its_divisor_is_refused() -> None:

@@ -130,6 +130,30 @@ def test_a_failed_copy_is_a_device_error(tmp_path: Path, content: bytes, registe
     assert api.live() == before
 
 
+@WAYS
+def test_the_first_failure_is_told_whatever_fails_after_it(tmp_path: Path, content: bytes, register: bool) -> None:
+    api, memory = opened(register)
+    before = api.live()
+    api.fail("cuMemcpyHtoDAsync", "CUDA_ERROR_ILLEGAL_ADDRESS")
+    api.fail("cuStreamSynchronize", "CUDA_ERROR_LAUNCH_FAILED")
+    with pytest.raises(DeviceError, match="copying the weights to the device: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        upload_file(memory, written(tmp_path, content), DATA, record(content))
+    api.fail("cuStreamSynchronize", "CUDA_ERROR_LAUNCH_FAILED")
+    with pytest.raises(ArtifactError, match="chunk 12"):
+        upload_file(memory, written(tmp_path, content[:-1] + b"?"), DATA, record(content))
+    assert api.live() == before
+
+
+@WAYS
+def test_a_copy_that_fails_while_it_runs_is_a_device_error(tmp_path: Path, content: bytes, register: bool) -> None:
+    api, memory = opened(register)
+    before = api.live()
+    api.fail("cuStreamSynchronize", "CUDA_ERROR_LAUNCH_FAILED")
+    with pytest.raises(DeviceError, match="waiting for the device: CUDA_ERROR_LAUNCH_FAILED"):
+        upload_file(memory, written(tmp_path, content), DATA, record(content))
+    assert api.live() == before
+
+
 def test_pieces_go_where_they_belong() -> None:
     _, memory = opened(register=True)
     memory.fill(Pool.WEIGHTS, 0)

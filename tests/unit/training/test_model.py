@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from looped.evaluate import evaluate, exits, greedy
@@ -22,11 +24,11 @@ def model() -> LoopedModel:
     small = LoopedModel(SMALL)
     with torch.no_grad():
         for weight in small.parameters():  # norms off 1 and a gate bias off 0, so that none can be forgotten
-            weight += 0.2 * torch.randn_like(weight)
+            weight.add_(torch.randn_like(weight), alpha=0.2)
     return small
 
 
-def test_equals_the_dense_model(model, tmp_path):
+def test_equals_the_dense_model(model: LoopedModel, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, model, b"{}")
     config = read_config((tmp_path / "config.json").read_bytes())
     assert config.tied_embeddings
@@ -44,14 +46,14 @@ def test_equals_the_dense_model(model, tmp_path):
     torch.testing.assert_close(exit_distribution(gates)[:, 0], expected.exit_pdf, atol=1e-6, rtol=1e-5)
 
 
-def test_greedy_equals_the_dense_model(model, tmp_path):
+def test_greedy_equals_the_dense_model(model: LoopedModel, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, model, b"{}")
     dense = DenseModel(read_config((tmp_path / "config.json").read_bytes()), load_file(tmp_path / "model.safetensors"))
     prompt = [5, 17, 80, 2]
     assert greedy(rounded(model), prompt, 8, torch.float32, end=-1) == dense.greedy(prompt, 8)
 
 
-def test_tensor_names_are_the_published_ones(model):
+def test_tensor_names_are_the_published_ones(model: LoopedModel) -> None:
     names = set(model.state_dict())
     assert len(names) == 11 * SMALL.layers + 4  # the LM head is tied
     assert {
@@ -63,28 +65,29 @@ def test_tensor_names_are_the_published_ones(model):
     assert "model.layers.1.post_attention_layernorm_2.weight" in names
 
 
-def test_exit_distribution_survives_extreme_gates():
+def test_exit_distribution_survives_extreme_gates() -> None:
     gates = torch.tensor([[-200.0, 200.0, 0.3], [0.0, 5.0, -0.2], [200.0, -200.0, 1.0], [9.0, 9.0, 9.0]])
     p = exit_distribution(gates)
     torch.testing.assert_close(p, exit_pdf(gates), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(p.sum(0), torch.ones(3))
 
 
-def test_objective_is_the_documented_sum(model):
+def test_objective_is_the_documented_sum(model: LoopedModel) -> None:
     tokens = torch.randint(SMALL.vocabulary, (2, 17))
-    how = Objective(entropy=0.3, floor=0.2)
+    how = Objective(entropy=0.3, floor=0.2, prior=(0.1, 0.2, 0.3, 0.4))
     loss, nats, p = objective(model, tokens[:, :-1], tokens[:, 1:], torch.float32, how)
-    loss.backward()
+    torch.autograd.backward(loss)
     assert nats.shape == p.shape == (4,)
     assert all(weight.grad is not None and weight.grad.abs().max() > 0 for weight in model.parameters())
     hidden, gates = model(tokens[:, :-1], torch.float32)
     each = -model.logits(hidden).log_softmax(-1).gather(-1, tokens[:, 1:].expand(4, 2, 16)[..., None])[..., 0]
     pdf = exit_pdf(gates)
-    by_hand = ((0.8 * pdf + 0.05) * each).sum(0) + 0.3 * (pdf * (4 * pdf).log()).sum(0)
+    prior = torch.tensor(how.prior)[:, None, None]
+    by_hand = ((0.8 * pdf + 0.2 * prior) * each).sum(0) + 0.3 * (pdf * (pdf / prior).log()).sum(0)
     torch.testing.assert_close(loss, by_hand.mean(), atol=1e-5, rtol=1e-5)
 
 
-def test_exits_follow_the_threshold_and_the_last_loop_takes_the_rest():
+def test_exits_follow_the_threshold_and_the_last_loop_takes_the_rest() -> None:
     p = torch.tensor([[0.6, 0.1], [0.2, 0.1], [0.1, 0.1], [0.1, 0.7]], dtype=torch.float64)
     nats = torch.tensor([[4.0, 8.0], [3.0, 7.0], [2.0, 6.0], [1.0, 5.0]], dtype=torch.float64)
     at_half, at_most = exits(nats, p, 0.5), exits(nats, p, 0.75)
@@ -93,7 +96,7 @@ def test_exits_follow_the_threshold_and_the_last_loop_takes_the_rest():
     assert at_half.shares == [0.5, 0.0, 0.0, 0.5]
 
 
-def test_figures_agree_with_themselves(model):
+def test_figures_agree_with_themselves(model: LoopedModel) -> None:
     tokens = torch.randint(SMALL.vocabulary, (3, 20))
     figures = evaluate(model, [(tokens[:2, :-1], tokens[:2, 1:]), (tokens[2:, :-1], tokens[2:, 1:])], torch.float32)
     assert figures.tokens == 57

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,37 +13,39 @@ from looped.model import LoopedModel, Shape
 from looped.objective import Objective, objective
 from looped.optimizer import Course, optimizers
 from looped.state import Progress, restore, save
+from torch.optim import Optimizer
 
 SMALL = Shape(vocabulary=64, hidden=32, intermediate=48, layers=1, heads=1, head_dim=32, loops=4, context=32)
 
 
 @pytest.fixture
-def tokens(tmp_path) -> Tokens:
+def tokens(tmp_path: Path) -> Tokens:
     random = np.random.default_rng(0)
     np.savez(tmp_path / "train.npz", tokens=np.tile(random.integers(0, 64, 50, dtype=np.uint16), 60))
     return Tokens(tmp_path / "train.npz", SMALL.context, seed=3)
 
 
-def _steps(model, made, tokens, first, last) -> list[float]:
+def _steps(model: LoopedModel, made: Sequence[Optimizer], tokens: Tokens, first: int, last: int) -> list[float]:
     seen = []
     for step in range(first, last):
         for optimizer in made:
             optimizer.zero_grad()
-        loss, _, _ = objective(model, *tokens.batch(step, 4), torch.float32, Objective())
-        loss.backward()
+        inputs, targets = tokens.batch(step, 4)
+        loss, _, _ = objective(model, inputs, targets, torch.float32, Objective())
+        torch.autograd.backward(loss)
         for optimizer in made:
             optimizer.step()
         seen.append(loss.item())
     return seen
 
 
-def _fresh():
+def _fresh() -> tuple[LoopedModel, list[Optimizer]]:
     torch.manual_seed(1)
     model = LoopedModel(SMALL)
     return model, optimizers(model, 3e-3)
 
 
-def test_loss_falls_and_a_resumed_run_is_the_same_run(tokens, tmp_path):
+def test_loss_falls_and_a_resumed_run_is_the_same_run(tokens: Tokens, tmp_path: Path) -> None:
     model, made = _fresh()
     whole = _steps(model, made, tokens, 0, 60)
     assert whole[-1] < 0.6 * whole[0]
@@ -55,14 +60,14 @@ def test_loss_falls_and_a_resumed_run_is_the_same_run(tokens, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), second.parameters(), strict=True))
 
 
-def test_another_runs_state_is_refused(tmp_path):
+def test_another_runs_state_is_refused(tmp_path: Path) -> None:
     model, made = _fresh()
     save(tmp_path, Progress(), {"seed": 1}, model, made)
     with pytest.raises(ValueError, match="seed 1, now 2"):
         restore(tmp_path, {"seed": 2}, model, made)
 
 
-def test_a_pass_visits_every_window_once_and_targets_follow_inputs(tokens):
+def test_a_pass_visits_every_window_once_and_targets_follow_inputs(tokens: Tokens) -> None:
     windows = tokens.windows
     inputs, targets = tokens.batch(0, windows)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
@@ -72,19 +77,19 @@ def test_a_pass_visits_every_window_once_and_targets_follow_inputs(tokens):
     assert all(len(tokens._window(epoch, i)) == SMALL.context + 1 for epoch in range(5) for i in range(windows))
 
 
-def test_batches_depend_on_the_step_alone(tokens):
+def test_batches_depend_on_the_step_alone(tokens: Tokens) -> None:
     late = tokens.batch(40, 4)
     tokens.batch(3, 4)
     assert all(torch.equal(a, b) for a, b in zip(late, tokens.batch(40, 4), strict=True))
 
 
-def test_evaluation_reads_every_window_in_order(tokens):
+def test_evaluation_reads_every_window_in_order(tokens: Tokens) -> None:
     batches = tokens.in_order(7)
     assert sum(len(inputs) for inputs, _ in batches) == tokens.windows
     assert len(tokens.in_order(4, limit=6)[1][0]) == 2
 
 
-def test_course_warms_up_stays_and_descends_to_nothing():
+def test_course_warms_up_stays_and_descends_to_nothing() -> None:
     course = Course(rate=1.0, warmup=10, descent=0.4)
     start = course.descent_from(1000)
     assert (start, course.last_step(start)) == (600, 1000)
@@ -95,7 +100,7 @@ def test_course_warms_up_stays_and_descends_to_nothing():
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 99, 1001])
-def test_a_run_of_given_steps_has_a_descent_within_it(steps):
+def test_a_run_of_given_steps_has_a_descent_within_it(steps: int) -> None:
     course = Course(warmup=1)
     start = course.descent_from(steps)
     assert 0 <= start < steps
