@@ -22,6 +22,8 @@ from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.upload import upload_file, upload_pieces
 from ouro_build.runtime.weights import embedded_weights, weight_pieces
 
+_MIB = 1 << 20
+
 
 def open_device_pools(artifact: Artifact, path: WorkerPath, weights: str | None, clock: StartupClock, driver: Driver) -> Pools:
     """Allocate the pools of `path`, fill the weights, load the images and restore the graphs.
@@ -32,9 +34,11 @@ def open_device_pools(artifact: Artifact, path: WorkerPath, weights: str | None,
     with ExitStack() as resources:
         resources.callback(driver.close)
         index, columns = artifact.plans(target)
-        values = load_time_values(manifest.kv, path.kv_blocks, describe(driver).sm_count)
+        machine = describe(driver)
+        values = load_time_values(manifest.kv, path.kv_blocks, machine.sm_count)
         with clock.phase("pools") as phase:
-            memory = DeviceMemory(driver, pool_sizes(target.memory, path.kv_blocks))
+            sizes = pool_sizes(target.memory, path.kv_blocks)
+            memory = DeviceMemory(driver, sizes)
             resources.callback(memory.close)
             phase.bytes = memory.allocated
         with clock.phase("weights") as phase:
@@ -43,9 +47,18 @@ def open_device_pools(artifact: Artifact, path: WorkerPath, weights: str | None,
         resources.callback(driver.release, "cuStreamSynchronize", memory.stream)  # graphs and images may still be running
         memory.synchronize()
         memory.seal()
+        held = machine.available - describe(driver).memory_free
+        notes = _memory_notes(held, target.memory.reserve + sum(sizes.values()))
         kept = resources.pop_all()
     failures = executors[0].failures if isinstance(executors[0], GraphExecutor) else {}
-    return Pools(index, memory, path.kv_blocks, executors, failures, kept.close)
+    return Pools(index, memory, path.kv_blocks, executors, failures, kept.close, notes)
+
+
+def _memory_notes(held: int, planned: int) -> tuple[str, ...]:
+    """What is to be said of `held` bytes of device memory taken since the start, context included, where `planned` were."""
+    if held <= planned:
+        return ()
+    return (f"memory: {held / _MIB:.1f} MiB are in use, {planned / _MIB:.1f} were planned, unless another process took some",)
 
 
 def _fill_weights(artifact: Artifact, weights: str | None, memory: DeviceMemory) -> int:

@@ -15,7 +15,9 @@ from ouro_build.runtime.memory import Memory
 
 @dataclass(frozen=True)
 class Pools:
-    """`executors` in the order of preference; `failures` says why a key's graph could not be restored."""
+    """`executors` in the order of preference; `failures` says why a graph could not be restored, `notes` what differs
+    otherwise from what was planned.
+    """
 
     index: PlanIndex
     memory: Memory
@@ -23,6 +25,7 @@ class Pools:
     executors: Sequence[Executor]
     failures: Mapping[ProgramKey, RestoreError]
     close: Callable[[], None]
+    notes: tuple[str, ...] = ()
 
 
 def pool_sizes(plan: MemoryPlan, kv_blocks: int) -> dict[Pool, int]:

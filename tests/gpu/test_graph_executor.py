@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ouro_build.artifacts.columns import encode
+from ouro_build.artifacts.columns import GraphEntry, GraphStep, encode
 from ouro_build.artifacts.errors import ArtifactError
 from ouro_build.artifacts.manifest import ImageRecord
 from ouro_build.artifacts.plan import Buffer, Edge, Launch, LoadTimeValue, Options, Plan, Pool, ProgramKey, Specialization
@@ -76,6 +77,10 @@ def plan(name: str, edge: Edge) -> Plan:
     return Plan(ProgramKey(name, 1), tuple(steps))
 
 
+def _edge(name: str) -> Edge:
+    return Edge.PROGRAMMATIC if name == "turn" else Edge.FULL
+
+
 def expected(name: str, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     for _ in range(CHAIN):
         blocks = x.reshape(BLOCKS, BLOCK)
@@ -88,6 +93,8 @@ class Rig(NamedTuple):
     memory: DeviceMemory
     plans: RelocatedPlans
     images: Images
+    sequences: RelocatedPlans
+    """The same plans, with graphs that run each three times: `(plan's program)_thrice`."""
 
 
 def _kernels() -> dict[str, Any]:
@@ -102,13 +109,18 @@ def _files() -> dict[str, tuple[bytes, str]]:
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
     files = _files()
-    plans = tuple(plan(name, Edge.PROGRAMMATIC if name == "turn" else Edge.FULL) for name in files)
+    plans = tuple(plan(name, _edge(name)) for name in files)
     index, columns = encode(plans, (W, A, B), ())
     driver = open_driver()
     memory = DeviceMemory(driver, SIZES)
     records = [record(name, function, SHARED if name == "affine" else 0) for name, (_, function) in files.items()]
     images = Images(driver, records, index.specializations, lambda path: files[path][0])
-    yield Rig(driver, memory, RelocatedPlans(index, columns, memory, VALUES), images)
+    thrice = tuple(
+        GraphEntry(ProgramKey(f"{name}_thrice", 1), (GraphStep(i, 1), GraphStep(i, 2, _edge(name))))
+        for i, name in enumerate(files)
+    )
+    sequences = RelocatedPlans(msgspec.structs.replace(index, graphs=thrice), columns, memory, VALUES)
+    yield Rig(driver, memory, RelocatedPlans(index, columns, memory, VALUES), images, sequences)
     images.close()
     memory.close()
     driver.close()
@@ -146,6 +158,18 @@ def test_replays_follow_one_another(rig: Rig) -> None:
         x, w, out = result(rig, lambda key=key: graphs.run(key), 1, times=3)
         for _ in range(3):
             x = expected(key.program, x, w)
+        assert (out == x).all()
+    graphs.close()
+
+
+def test_runs_within_a_graph_follow_one_another(rig: Rig) -> None:
+    graphs = GraphExecutor(rig.memory, rig.sequences, rig.images.kernels)
+    assert graphs.failures == {}
+    assert graphs.restored.nodes == 3 * CHAIN * len(rig.plans.keys)
+    for key in rig.sequences.graphs:
+        x, w, out = result(rig, lambda key=key: graphs.run(key), 1)
+        for _ in range(3):
+            x = expected(key.program.removesuffix("_thrice"), x, w)
         assert (out == x).all()
     graphs.close()
 

@@ -86,6 +86,7 @@ class FakeDriver:
     def __init__(self, *, bindings: int = 13, devices: int = 1, memory: int = 1 << 30, register: bool = True) -> None:
         self.lock = threading.RLock()
         self.devices, self.memory, self.register = devices, memory, register
+        self.taken = 0  # bytes of device memory that something else than `allocations` holds
         self.calls: Counter[str] = Counter()
         self.executed: list[Node] = []
         self.behaviours: dict[str, Callable[[FakeDriver, Node], None]] = {}
@@ -225,7 +226,7 @@ class FakeDriver:
 
     @function(2)
     def cuMemGetInfo(self) -> tuple[int, int]:
-        return self.memory - sum(map(len, self.allocations.values())), self.memory
+        return self.memory - self.taken - sum(map(len, self.allocations.values())), self.memory
 
     # memory
 

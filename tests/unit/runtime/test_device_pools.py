@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 
 from ouro_build.artifacts.errors import ArtifactError, DeviceError
+from ouro_build.artifacts.fit import CONTEXT_BYTES
 from ouro_build.artifacts.plan import Pool, ProgramKey
 from ouro_build.artifacts.reader import Artifact, open_artifact
 from ouro_build.runtime.device_pools import open_device_pools
@@ -19,6 +20,7 @@ from ouro_build.runtime.executor import ExecutorName
 from ouro_build.runtime.paths import WorkerPath
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.startup import StartupClock
+from ouro_build.runtime.worker import Worker
 from tests.artifact_maker import KV_BLOCKS, make_artifact
 from tests.unit.runtime.fake_driver import FakeDriver, cubin
 
@@ -92,6 +94,30 @@ def test_a_graph_that_cannot_be_restored_says_why(artifact: Artifact) -> None:
     assert "CUDA_ERROR_OUT_OF_MEMORY" in pools.failures[KEYS[1]].what
     pools.close()
     assert api.live() == {}
+
+
+@pytest.mark.parametrize("over", [0, 1 << 20])
+@pytest.mark.parametrize("before", [0, 300 << 20, 3 << 30])
+def test_memory_beyond_the_plan_is_noted(artifact: Artifact, monkeypatch: pytest.MonkeyPatch, before: int, over: int) -> None:
+    """The plan's reserve covers the context, open before, and what images and graphs take; what others hold is not counted."""
+    api = FakeDriver(memory=8 << 30)
+    api.taken = before
+    reserve = artifact.manifest.targets[0].memory.reserve
+    upload = api.cuGraphUpload
+
+    def taking(instance: Any, stream: Any) -> Any:
+        api.taken = before + reserve - min(before, CONTEXT_BYTES) + over
+        return upload(instance, stream)
+
+    monkeypatch.setattr(api, "cuGraphUpload", taking)
+    pools = opened(artifact, api)
+    planned = reserve + sum(pools.memory.size(pool) for pool in Pool)
+    said = f"memory: {(planned + over) / 2**20:.1f} MiB are in use, {planned / 2**20:.1f} were planned"
+    assert [note.split(", unless")[0] for note in pools.notes] == ([said] if over else [])
+    worker = object.__new__(Worker)
+    worker.path, worker._pools = WorkerPath(artifact.manifest.targets[0], True, "graph", None, KV_BLOCKS, ("first",)), pools
+    assert worker.notes == ("first", *pools.notes)
+    pools.close()
 
 
 CALLS = ("cuMemAlloc", "cuMemHostAlloc", "cuEventCreate", "cuLibraryLoadData", "cuFuncLoad")
