@@ -41,7 +41,7 @@ def mentions(ptx: str) -> bool:
 
 def _instructions(ptx: str) -> Iterator[str]:
     """The instructions of the kernel's body, one a string, without comments, labels and debug information."""
-    body = ptx[ptx.index("{", ptx.index(".entry")) + 1 :]
+    body = ptx.partition(".entry")[2].partition("{")[2]
     text = "\n".join(_SKIPPED.sub("", line) for line in body.splitlines())
     for statement in text.split(";"):
         line = " ".join(statement.split())
