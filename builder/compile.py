@@ -25,7 +25,9 @@ from ouro_build.artifacts.errors import CompileError
 from ouro_build.artifacts.plan import Specialization
 from ouro_build.builder.cache import Image, ImageCache, image_key
 from ouro_build.builder.cubin import read_cubin
+from ouro_build.builder.programmatic import mentions, violations
 from ouro_build.builder.toolchain import Toolchain, clean_environment
+from ouro_build.kernels import registry
 
 WARP = 32
 _TYPE_BYTES = {"i32": 4, "u32": 4, "fp32": 4, "i64": 8, "u64": 8}
@@ -164,8 +166,6 @@ def _triton_compile(job: Job) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from ouro_build.kernels import registry
-
     s = job.specialization
     function = registry.source(s.kernel)
     types, constants = dict(s.types), dict(s.constants)
@@ -218,12 +218,16 @@ def checked_image(job: Job, cubin: bytes, ptx: str, metadata: Any) -> Image:
 
 
 def _check_programmatic(job: Job, ptx: str) -> None:
-    """A kernel takes part in programmatic edges if its launch rule says so, and then waits; else it has no part in them."""
-    programmatic = job.specialization.options.programmatic
-    if programmatic and "griddepcontrol.wait" not in ptx:
-        raise CompileError("it is declared programmatic and never waits for its predecessors", where=str(job))
-    if not programmatic and "griddepcontrol" in ptx:
-        raise CompileError("it uses griddepcontrol and is not declared programmatic", where=str(job))
+    """A kernel takes part in programmatic edges if its launch rule says so, and then keeps their rule; else not at all."""
+    if not job.specialization.options.programmatic:
+        if mentions(ptx):
+            raise CompileError("it uses griddepcontrol and is not declared programmatic", where=str(job))
+        return
+    names = [name for name, _ in job.specialization.types]
+    early = {names.index(name) for name in registry.kernel(job.specialization.kernel).early}
+    found = violations(ptx, early)
+    if found:
+        raise CompileError("it breaks the rule of programmatic dependencies: " + "; ".join(found[:3]), where=str(job))
 
 
 def _talk() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
@@ -20,7 +21,9 @@ from ouro_build.kernels.bind import bind
 from ouro_build.kernels.embedding import embedding
 from ouro_build.kernels.exit_gate import exit_gate
 from ouro_build.kernels.kv_copy import kv_copy
-from ouro_build.kernels.linear import linear
+from ouro_build.kernels.linear import fused, linear
+from ouro_build.kernels.linear_rope import linear_rope
+from ouro_build.kernels.linear_silu import linear_silu
 from ouro_build.kernels.residual_norm import residual_norm
 from ouro_build.kernels.resolve import resolve
 from ouro_build.kernels.rms_norm import rms_norm
@@ -127,8 +130,8 @@ class Programs:
 
         rows = self._resolve(recorder, bucket, b.batch, m.loops)
         x, attended = workspace("x", m.hidden_size), workspace("attended", m.query_size)
-        qkv, q = workspace("qkv", m.qkv_size), workspace("q", m.heads, m.head_dim)
-        gate_up, gated = workspace("gate_up", 2 * m.intermediate_size), workspace("gated", m.intermediate_size)
+        q = workspace("q", m.heads, m.head_dim)
+        gated = workspace("gated", m.intermediate_size)
         update = workspace("update", m.hidden_size)
 
         def dense(name: str, layer: int, source: Buffer, out: Buffer) -> None:
@@ -142,16 +145,11 @@ class Programs:
 
         recorder.add(rms_norm(part, rows=rows, hidden=b.hidden, weight=b.weight("input_norm", 0), out=x, eps=eps))
         for layer in range(m.layers):
-            dense("qkv", layer, x, qkv)
-            recorder.add(
-                rope_kv_write(part, rows=rows, qkv=qkv, inv_freq=b.weight("inv_freq"), block_tables=b.block_tables,
-                              kv=b.kv, q=q, layer=layer, layers=m.layers)
-            )  # fmt: skip
+            self._project(recorder, rows, x, q, layer)
             attention(recorder, rows, q, attended, layer)
             dense("o", layer, attended, update)
             add_and_norm(b.weight("input_norm_2", layer), b.weight("post_norm", layer))
-            dense("gate_up", layer, x, gate_up)
-            recorder.add(silu_mul(part, rows=rows, gate_up=gate_up, out=gated))
+            self._gated(recorder, rows, x, gated, layer)
             dense("down", layer, gated, update)
             last = layer == m.layers - 1
             add_and_norm(b.weight("post_norm_2", layer), b.weight("norm") if last else b.weight("input_norm", layer + 1))
@@ -160,6 +158,36 @@ class Programs:
                       row_state=b.row_state, gate_logits=b.gate_logits, exit_probability=b.exit_probability)
         )  # fmt: skip
         return recorder.plan()
+
+    def _project(self, recorder: Recorder, rows: Buffer, x: Buffer, q: Buffer, layer: int) -> None:
+        """Projection to queries, keys and values, rotation, cache write: one kernel, as in `_gated`."""
+        m, b, part = self._model, self._buffers, self._part
+        weight, bucket = b.weight("qkv", layer), rows.sizes[0]
+        places: Any = {
+            "inv_freq": b.weight("inv_freq"),
+            "block_tables": b.block_tables,
+            "kv": b.kv,
+            "q": q,
+            "layer": layer,
+            "layers": m.layers,
+        }
+        if fused(bucket, m.dtype):
+            recorder.add(linear_rope(part, rows=rows, x=x, weight=weight, **places))
+            return
+        qkv = recorder.workspace(f"qkv.{layer}", m.dtype, bucket, m.qkv_size)
+        recorder.add(linear(part, rows=rows, x=x, weight=weight, out=qkv))
+        recorder.add(rope_kv_write(part, rows=rows, qkv=qkv, **places))
+
+    def _gated(self, recorder: Recorder, rows: Buffer, x: Buffer, out: Buffer, layer: int) -> None:
+        """Gate and up projection and their gated product: one kernel where few rows leave it bound by the weights."""
+        m, part, weight = self._model, self._part, self._buffers.weight("gate_up", layer)
+        bucket = rows.sizes[0]
+        if fused(bucket, m.dtype):
+            recorder.add(linear_silu(part, rows=rows, x=x, weight=weight, out=out))
+            return
+        gate_up = recorder.workspace(f"gate_up.{layer}", m.dtype, bucket, 2 * m.intermediate_size)
+        recorder.add(linear(part, rows=rows, x=x, weight=weight, out=gate_up))
+        recorder.add(silu_mul(part, rows=rows, gate_up=gate_up, out=out))
 
     def _decode_attention(self, recorder: Recorder, rows: Buffer, q: Buffer, out: Buffer, layer: int) -> None:
         m, b, part = self._model, self._buffers, self._part

@@ -8,7 +8,7 @@ from ouro_build.artifacts.plan import Buffer, Dim, Edge, Launch, Plan, Pool, Pro
 
 
 class Recorder:
-    """Collects the launches of one plan. Each waits for the one before it."""
+    """Collects the launches of one plan. Each waits for the one before it: inside, if it is programmatic."""
 
     def __init__(self, key: ProgramKey) -> None:
         self._key = key
@@ -26,7 +26,8 @@ class Recorder:
     def add(self, launch: Launch) -> None:
         """Note `launch` as the next of the program."""
         before = len(self._launches) - 1
-        after = ((before, Edge.FULL),) if before >= 0 else ()
+        edge = Edge.PROGRAMMATIC if launch.specialization.options.programmatic else Edge.FULL
+        after = ((before, edge),) if before >= 0 else ()
         self._launches.append(msgspec.structs.replace(launch, after=after))
 
     def plan(self) -> Plan:

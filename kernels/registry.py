@@ -22,6 +22,8 @@ NAMES: tuple[str, ...] = (
     "kv_copy",
     "linear_few",
     "linear_many",
+    "linear_rope",
+    "linear_silu",
     "residual_norm",
     "resolve",
     "rms_norm",

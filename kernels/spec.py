@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
+from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Argument, Buffer, Constant, Dim, Launch, LoadTimeValue, Options, Specialization
 
 # Divisors that every worker's values have: the planner sizes a KV block in multiples of 16 elements.
@@ -15,6 +18,7 @@ LOAD_TIME_DIVISORS: dict[LoadTimeValue, int] = {
     LoadTimeValue.KV_BLOCK_STRIDE: 16,
 }
 _ALIGNED = 16
+_PROGRAMMATIC_FROM = 90  # griddepcontrol came with compute capability 9.0
 
 
 @dataclass(frozen=True)
@@ -28,32 +32,41 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's name, the version of its meaning, the arguments it writes (the others it only reads), its tolerance."""
+    """A kernel's name, the version of its meaning, the arguments it writes (the others it only reads), its tolerance.
+
+    `early` are the arguments that it may read before it waits for its predecessors: weights, which nothing writes.
+    """
 
     name: str
     contract: int
     writes: tuple[str, ...]
     tolerance: Tolerance
+    early: tuple[str, ...] = ()
 
     def launch(
         self,
+        part: Part,
         grid: tuple[Dim, Dim, Dim],
         arguments: Mapping[str, Argument],
         constants: Mapping[str, Constant],
         options: Options,
     ) -> Launch:
-        """A launch of this kernel. `arguments` must be in the order of the kernel's parameters.
+        """A launch of this kernel on `part`. `arguments` must be in the order of the kernel's parameters.
+
+        Every kernel takes a constant PROGRAMMATIC, which is set here: whether it starts beside its predecessors and waits
+        inside for what they wrote.
 
         Integers are passed as int32, load-time values as int64, floats as float32. Buffers are placed at multiples of
         256 bytes, so every pointer is known to be aligned.
         """
+        programmatic = part.capability >= _PROGRAMMATIC_FROM
         specialization = Specialization(
             kernel=self.name,
             contract=self.contract,
             types=tuple((name, _type(a)) for name, a in arguments.items()),
-            constants=tuple(constants.items()),
+            constants=(*constants.items(), ("PROGRAMMATIC", programmatic)),
             divisible=tuple(name for name, a in arguments.items() if _divisible(a)),
-            options=options,
+            options=msgspec.structs.replace(options, programmatic=programmatic),
         )
         return Launch(specialization=specialization, grid=grid, arguments=tuple(arguments.values()))
 

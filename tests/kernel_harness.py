@@ -58,7 +58,8 @@ def run_source(launch: Launch, tensors: Mapping[str, Tensor], values: Values | N
     options: dict[str, Any] = {"num_warps": spec.options.num_warps, "num_stages": spec.options.num_stages}
     if spec.options.maxnreg:
         options["maxnreg"] = spec.options.maxnreg
-    registry.source(spec.kernel)[grid](**_arguments(launch, tensors, values or {}), **dict(spec.constants), **options)
+    constants = dict(spec.constants) | {"PROGRAMMATIC": False}  # launched one by one, and the interpreter has no such thing
+    registry.source(spec.kernel)[grid](**_arguments(launch, tensors, values or {}), **constants, **options)
 
 
 def run_reference(launch: Launch, tensors: Mapping[str, Tensor], values: Values | None = None) -> None:

@@ -20,6 +20,7 @@ def advance(part: Part, *, rows: Buffer, tokens: Buffer, row_state: Buffer) -> L
     rows int32 [bucket, RECORD], tokens int32 [at least bucket], row_state int32 [slots, RECORD].
     """
     return KERNEL.launch(
+        part,
         grid=(rows.sizes[0], 1, 1),
         arguments={"rows": rows, "tokens": tokens, "row_state": row_state},
         constants={},

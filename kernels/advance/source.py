@@ -3,9 +3,13 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
+
 
 @triton.jit
-def advance(rows, tokens, row_state):
+def advance(rows, tokens, row_state, PROGRAMMATIC: tl.constexpr):
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
     record = rows + row * 8
     slot = tl.load(record)

@@ -23,6 +23,7 @@ def argmax(part: Part, *, rows: Buffer, logits: Buffer, tokens: Buffer) -> Launc
     vocabulary = logits.sizes[1]
     block = min(8192, next_power_of_2(vocabulary))
     return KERNEL.launch(
+        part,
         grid=(rows.sizes[0], 1, 1),
         arguments={"rows": rows, "logits": logits, "tokens": tokens},
         constants={"VOCABULARY": vocabulary, "BLOCK": block},

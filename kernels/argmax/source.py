@@ -3,11 +3,15 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
+
 _NONE = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def argmax(rows, logits, tokens, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
+def argmax(rows, logits, tokens, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr):
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
     if tl.load(rows + row * 8) >= 0:
         best = tl.full([BLOCK], float("-inf"), tl.float32)

@@ -64,6 +64,7 @@ def attention_decode(
     kv_heads, block_size, _ = page_shape(kv)
     group = heads // kv_heads
     return KERNEL.launch(
+        part,
         grid=(bucket, kv_heads, splits),
         arguments={
             "rows": rows,

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
 from ouro_build.kernels.paged_kv.source import head_offset, key_offsets
 
 # Below every score, yet finite: differences of maxima stay numbers where a lane has met no key.
@@ -97,7 +98,10 @@ def attention_decode(
     rows, q, block_tables, kv, partial, sums, plane_stride, block_stride, layer, scale, LAYERS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)

@@ -27,6 +27,7 @@ def attention_merge(part: Part, *, rows: Buffer, partial: Buffer, sums: Buffer, 
     bucket, heads, splits, head_dim = partial.sizes
     tile = next_power_of_2(splits)
     return KERNEL.launch(
+        part,
         grid=(bucket, heads, 1),
         arguments={"rows": rows, "partial": partial, "sums": sums, "out": out},
         constants={"SPLITS": splits, "SPLIT_TILE": tile, "HEAD_DIM": head_dim},

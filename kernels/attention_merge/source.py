@@ -3,11 +3,15 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
+
 
 @triton.jit
 def attention_merge(
-    rows, partial, sums, out, SPLITS: tl.constexpr, SPLIT_TILE: tl.constexpr, HEAD_DIM: tl.constexpr
+    rows, partial, sums, out, SPLITS: tl.constexpr, SPLIT_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, PROGRAMMATIC: tl.constexpr
 ):  # fmt: skip
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
     row = tl.program_id(0)
     slot = tl.load(rows + row * 8)
     if slot >= 0:

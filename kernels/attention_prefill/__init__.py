@@ -38,6 +38,7 @@ def attention_prefill(
     narrow = full or (head_dim >= 128 and not leaves_registers(part))
     block_m = max(16, min(32 if full else 64, next_power_of_2(bucket)))
     return KERNEL.launch(
+        part,
         grid=(ceil_div(bucket, block_m), heads, 1),
         arguments={
             "rows": rows,

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
 from ouro_build.kernels.paged_kv.source import head_offset, key_offsets
 
 # Below every score, yet finite: differences of maxima stay numbers in rows that a pass does not concern.
@@ -46,7 +47,10 @@ def attention_prefill(
     rows, q, block_tables, kv, out, plane_stride, block_stride, layer, scale, ROWS: tl.constexpr, LAYERS: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     head = tl.program_id(1)
     record = rows + row * 8

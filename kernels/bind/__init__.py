@@ -27,6 +27,7 @@ def bind(part: Part, *, bucket: int, inputs: Buffer, row_state: Buffer, block_ta
     does where that is outside `block_tables`.
     """
     return KERNEL.launch(
+        part,
         grid=(ceil_div(bucket, _ROWS), 1, 1),
         arguments={"inputs": inputs, "row_state": row_state, "block_tables": block_tables, "bucket": bucket},
         constants={

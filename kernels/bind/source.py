@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
+
 
 @triton.jit
 def _override(given_at, state_at, live):
@@ -16,8 +18,10 @@ def _override(given_at, state_at, live):
 @triton.jit
 def bind(
     inputs, row_state, block_tables, bucket, BLOCK_SIZE: tl.constexpr, REQUESTS: tl.constexpr, TABLE_WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     given = inputs + row.to(tl.int64) * 8
     slot = tl.load(given, mask=row < bucket, other=-1)

@@ -24,6 +24,7 @@ def embedding(part: Part, *, rows: Buffer, weight: Buffer, hidden: Buffer) -> La
     size = weight.sizes[1]
     block = min(1024, next_power_of_2(size))
     return KERNEL.launch(
+        part,
         grid=(rows.sizes[0], ceil_div(size, block), 1),
         arguments={"rows": rows, "weight": weight, "hidden": hidden},
         constants={"SIZE": size, "BLOCK": block},

@@ -3,9 +3,13 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
+
 
 @triton.jit
-def embedding(rows, weight, hidden, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def embedding(rows, weight, hidden, SIZE: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr):
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
     record = rows + tl.program_id(0).to(tl.int64) * 8
     slot = tl.load(record)
     if slot >= 0:

@@ -15,6 +15,10 @@ KERNEL = Kernel(
         relative={"bfloat16": 0.0, "float16": 0.0, "float32": 1e-5},
         reason="the dot product of the gate is taken in another order; the hidden state is a copy",
     ),
+    early=(
+        "weight",
+        "bias",
+    ),
 )
 
 
@@ -40,6 +44,7 @@ def exit_gate(
     bucket, size = x.sizes
     block = next_power_of_2(size)
     return KERNEL.launch(
+        part,
         grid=(bucket, 1, 1),
         arguments={
             "rows": rows,

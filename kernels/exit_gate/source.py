@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
+
 
 @triton.jit
 def exit_gate(
@@ -17,17 +19,21 @@ def exit_gate(
     SIZE: tl.constexpr,
     LOOPS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
+    release(PROGRAMMATIC)
+    at = tl.arange(0, BLOCK)
+    inside = at < SIZE
+    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(bias).to(tl.float32)
+    wait(PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
     record = rows + row * 8
     slot = tl.load(record).to(tl.int64)
     if slot >= 0:
         loop = tl.load(record + 2)
-        at = tl.arange(0, BLOCK)
-        inside = at < SIZE
         state = tl.load(x + row * SIZE + at, mask=inside, other=0.0)
-        w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-        logit = tl.sum(state.to(tl.float32) * w, 0) + tl.load(bias).to(tl.float32)
+        logit = tl.sum(state.to(tl.float32) * w, 0) + b
 
         remaining = 1.0
         for earlier in tl.static_range(LOOPS - 1):

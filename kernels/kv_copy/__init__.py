@@ -28,6 +28,7 @@ def kv_copy(part: Part, *, rows: Buffer, block_tables: Buffer, kv: Buffer, layer
     size = 2 * kv_heads * head_dim
     block = min(2048, next_power_of_2(size))
     return KERNEL.launch(
+        part,
         grid=(rows.sizes[0], layers, ceil_div(size, block)),
         arguments={
             "rows": rows,

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
+
 
 @triton.jit
 def kv_copy(
@@ -18,7 +20,10 @@ def kv_copy(
     BLOCK_SIZE: tl.constexpr,
     TABLE_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
     record = rows + tl.program_id(0).to(tl.int64) * 8
     layer = tl.program_id(1)
     loop = tl.load(record + 2)

@@ -12,6 +12,11 @@ from ouro_build.kernels.linear_many import linear_many
 _FEW = {"bfloat16": 32, "float16": 32, "float32": 4}
 
 
+def fused(bucket: int, dtype: str) -> bool:
+    """Whether a bucket of rows is for the kernels that do more than a linear layer: `linear_rope`, `linear_silu`."""
+    return dtype != "float32" and bucket <= _FEW[dtype]
+
+
 def linear(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer, gather: bool = False) -> Launch:
     """`out[i] = weight @ x[i]` for active rows; with `gather`, `weight @ x[slot of row i]`.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Buffer, Constant, Launch, Options
@@ -16,21 +18,60 @@ KERNEL = Kernel(
         relative={"bfloat16": 2**-7, "float16": 2**-10, "float32": 2e-5},
         reason="float32 sums of K products in another order; near a rounding boundary a half-width result may be the neighbour",
     ),
+    early=("weight",),
 )
 
-# One program's weights in flight, 16 bytes a thread and load. Row counts up to PRODUCT_ROWS go through ordinary
-# multiply-adds, which need no operand layout; more go to the tensor cores, whose fragments the loads fill directly.
-PRODUCT_ROWS = 4
 _LOAD_BYTES = 16
+
+
+class Shape(NamedTuple):
+    """How a program on the tensor cores works: weight rows, warps (the width is split over them), elements of the width a
+    warp takes in one step, steps whose weights and activations are loaded ahead, registers a thread (0: the compiler's).
+
+    Left alone, ptxas aims at more programs a multiprocessor than the loads in flight leave room for, and orders the loads to
+    save registers.
+    """
+
+    block_n: int
+    warps: int
+    step: int
+    ahead: int
+    x_ahead: int
+    maxnreg: int
+
+
+# Measured on an H200 with the projections of the 1.4B model in one chain, by tile of rows and kind of matrix. Up to 8 rows
+# the narrower matrices load all that a program reads before they wait for their predecessor.
+_SHAPES: dict[int, dict[str, Shape]] = {
+    8: {
+        "middle": Shape(16, 4, 512, 1, 1, 168),
+        "narrow": Shape(16, 8, 256, 1, 1, 128),
+        "tall": Shape(32, 4, 32, 4, 4, 168),
+        "deep": Shape(16, 8, 64, 6, 6, 168),
+    },
+    16: {
+        "middle": Shape(16, 4, 64, 4, 2, 168),
+        "narrow": Shape(16, 8, 32, 8, 6, 168),
+        "tall": Shape(32, 4, 64, 2, 1, 168),
+        "deep": Shape(16, 8, 32, 10, 4, 168),
+    },
+    32: {
+        "middle": Shape(16, 8, 32, 8, 2, 168),
+        "narrow": Shape(16, 8, 32, 8, 2, 168),
+        "tall": Shape(32, 4, 32, 4, 1, 168),
+        "deep": Shape(32, 8, 32, 4, 1, 255),
+    },
+}
+_TALL, _NARROW = 8192, 4096
 
 
 def linear_few(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer, gather: bool) -> Launch:
     """See `linear`. float32 takes any number of rows by multiply-adds; registers bound it to about 8."""
     bucket, (size, width) = rows.sizes[0], weight.sizes
-    tensor_cores = bucket > PRODUCT_ROWS and weight.dtype != "float32"
-    choose = _fragments if tensor_cores else _products
+    choose = _products if weight.dtype == "float32" else _fragments
     block, constants, options = choose(bucket, size, width, weight.dtype)
     return KERNEL.launch(
+        part,
         grid=(ceil_div(size, block), 1, 1),
         arguments={"rows": rows, "x": x, "weight": weight, "out": out},
         constants={"ROWS": bucket, "N": size, "K": width, "GATHER": gather, "BLOCK_N": block, **constants},
@@ -56,20 +97,38 @@ def _products(bucket: int, size: int, width: int, dtype: str) -> tuple[int, dict
 
 
 def _fragments(bucket: int, size: int, width: int, dtype: str) -> tuple[int, dict[str, Constant], Options]:
-    """Tensor cores: 16 weight rows a program, the width split over its warps.
+    """Tensor cores, in the shape of the matrix's kind."""
+    shape = fragment_shape(bucket, size, width)
+    constants, options = fragment_options(shape, bucket, width)
+    return shape.block_n, {"VECTOR": 1, **constants}, options
 
-    Left alone, ptxas aims at more programs a multiprocessor than the loads in flight leave room for, and orders the loads
-    to save registers: hence `maxnreg`, as measured on an H200.
-    """
-    warps = 8 if width >= 2048 and size <= 4096 else 4
-    group = 64 if width >= 64 * warps else 32
-    steps = ceil_div(width, warps * group)
+
+def fragment_shape(bucket: int, size: int, width: int) -> Shape:
+    """The shape for a matrix [size, width] and up to 32 rows."""
+    return _SHAPES[_row_tile(bucket)][_kind(size, width)]
+
+
+def fragment_options(shape: Shape, bucket: int, width: int) -> tuple[dict[str, Constant], Options]:
+    """Constants of the loop over the width, in smaller steps where it has less than one of the shape's for each warp."""
+    step = min(shape.step, max(32, next_power_of_2(ceil_div(width, shape.warps))))
+    steps = ceil_div(width, shape.warps * step)
     constants: dict[str, Constant] = {
-        "BLOCK_K": group,
-        "VECTOR": 1,
-        "ROW_TILE": max(8, next_power_of_2(bucket)),
-        "AHEAD": min(4, steps),
-        "X_AHEAD": min(2 if bucket <= 16 else 1, steps),
-        "K_WARPS": warps,
+        "BLOCK_K": step,
+        "ROW_TILE": _row_tile(bucket),
+        "AHEAD": min(shape.ahead, steps),
+        "X_AHEAD": min(shape.x_ahead, steps),
+        "K_WARPS": shape.warps,
     }
-    return 16, constants, Options(num_warps=warps, num_stages=1, maxnreg=128 if bucket <= 8 else 168)
+    return constants, Options(num_warps=shape.warps, num_stages=1, maxnreg=shape.maxnreg)
+
+
+def _row_tile(bucket: int) -> int:
+    return max(8, next_power_of_2(bucket))
+
+
+def _kind(size: int, width: int) -> str:
+    if size >= _TALL:
+        return "tall"
+    if width > _NARROW:
+        return "deep"
+    return "narrow" if size <= _NARROW else "middle"

@@ -7,6 +7,8 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
+
 
 @triton.jit
 def load_ahead(at, k, STEP: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr, K: tl.constexpr):
@@ -22,6 +24,7 @@ def load_ahead(at, k, STEP: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr
 def products(
     rows, x, weight, out, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     """Multiply-adds over tiles [row, n, k]; what a thread loads at once it also sums at once."""
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
@@ -34,6 +37,7 @@ def products(
     ahead = ()
     for step in tl.static_range(AHEAD):
         ahead = ahead + (load_ahead(w_at, k, step, BLOCK_K, EVEN, K),)
+    wait(PROGRAMMATIC)
     row = tl.arange(0, ROW_TILE)
     slot = tl.load(rows + row * 8, mask=row < ROWS, other=-1)
     live = (slot >= 0)[:, None, None]
@@ -52,12 +56,25 @@ def products(
 
 
 @triton.jit
-def fragments(
-    rows, x, weight, out, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr, X_AHEAD: tl.constexpr,
-    K_WARPS: tl.constexpr,
+def weight_offsets(
+    n, K: tl.constexpr, BLOCK_K: tl.constexpr, K_WARPS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Tensor cores, with no shared memory before them.
+    """Offsets and k indices, [eight rows, group of 32, warp, row of the eight, k], of the first step; `n` [eight rows, 8]."""
+    warp = tl.arange(0, K_WARPS) * (STEPS * BLOCK_K)
+    group = tl.arange(0, BLOCK_K // 32) * 32
+    j = tl.arange(0, 32)
+    k = warp[None, None, :, None, None] + group[None, :, None, None, None] + j[None, None, None, None, :]
+    return n[:, None, None, :, None].to(tl.int64) * K + k, k
+
+
+@triton.jit
+def multiply(
+    rows, x, weight, n, ROWS: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr, X_AHEAD: tl.constexpr, K_WARPS: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
+    """`weight[n] @ x[i]`, float32 [BLOCK_N, ROW_TILE], for weight rows `n` [BLOCK_N / 8, 8], on tensor cores with no shared
+    memory before them.
 
     In a group of 32 along K, a thread's 16 bytes hold k = 8c .. 8c+7 of one weight row. Read as (t, kh, e), k = 8c + 4t + 2kh +
     e, they are the elements that mma.m16n8k16 wants of this thread if its k index is (kh, c, e) in step t: the order along K
@@ -67,23 +84,21 @@ def fragments(
     GROUPS: tl.constexpr = BLOCK_K // 32
     STEPS: tl.constexpr = (K + K_WARPS * BLOCK_K - 1) // (K_WARPS * BLOCK_K)
     EVEN: tl.constexpr = K % (K_WARPS * BLOCK_K) == 0
+    EIGHTS: tl.constexpr = BLOCK_N // 8
     MT: tl.constexpr = ROW_TILE // 8
-    first = tl.program_id(0).to(tl.int64) * BLOCK_N
-    warp = tl.arange(0, K_WARPS) * (STEPS * BLOCK_K)
-    group = tl.arange(0, GROUPS) * 32
-    j = tl.arange(0, 32)
-    # [upper half of 16 rows, group, warp, row of 8, k]
-    half = tl.arange(0, 2) * 8
-    n = first + half[:, None, None, None, None] + tl.arange(0, 8)[None, None, None, :, None]
-    w_k = warp[None, None, :, None, None] + group[None, :, None, None, None] + j[None, None, None, None, :]
-    w_at = weight + tl.minimum(n, N - 1) * K + w_k
+    offsets, w_k = weight_offsets(n, K, BLOCK_K, K_WARPS, STEPS)
+    w_at = weight + offsets
     ahead = ()
     for step in tl.static_range(AHEAD):
         ahead = ahead + (load_ahead(w_at, w_k, step, BLOCK_K, EVEN, K),)
-    # [group, eight rows, warp, row of 8, k]
+    wait(PROGRAMMATIC)
+    # [group, eight rows, warp, row of the eight, k]
     row = (tl.arange(0, MT) * 8)[:, None] + tl.arange(0, 8)[None, :]
     slot = tl.load(rows + row * 8, mask=row < ROWS, other=-1)
     live = (slot >= 0)[None, :, None, :, None]
+    warp = tl.arange(0, K_WARPS) * (STEPS * BLOCK_K)
+    group = tl.arange(0, GROUPS) * 32
+    j = tl.arange(0, 32)
     x_k = warp[None, None, :, None, None] + group[:, None, None, None, None] + j[None, None, None, None, :]
     x_at = x + (slot if GATHER else row).to(tl.int64)[None, :, None, :, None] * K + x_k
     xs = ()
@@ -96,10 +111,26 @@ def fragments(
         if step + X_AHEAD < STEPS:
             inside = live if EVEN else live & (x_k + (step + X_AHEAD) * BLOCK_K < K)
             xs = xs + (tl.load(x_at + (step + X_AHEAD) * BLOCK_K, mask=inside, other=0.0),)
-        a = ahead[step].reshape(2, GROUPS, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 3, 1, 5, 6, 4, 7)
+        a = ahead[step].reshape(EIGHTS, GROUPS, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 3, 1, 5, 6, 4, 7)
         b = xs[step].reshape(GROUPS, MT, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 5, 6, 4, 7, 1, 3)
         acc = tl.dot(a.reshape(K_WARPS, BLOCK_N, BLOCK_K), b.reshape(K_WARPS, BLOCK_K, ROW_TILE), acc)
-    total = tl.sum(acc, 0)
+    return tl.sum(acc, 0)
+
+
+@triton.jit
+def fragments(
+    rows, x, weight, out, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr, X_AHEAD: tl.constexpr,
+    K_WARPS: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
+    """Tensor cores: see `multiply`."""
+    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    n = first + (tl.arange(0, BLOCK_N // 8) * 8)[:, None] + tl.arange(0, 8)[None, :]
+    # Rows of weights past the end repeat the last: the loads need no mask, the store has one.
+    total = multiply(
+        rows, x, weight, tl.minimum(n, N - 1), ROWS, K, GATHER, BLOCK_N, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS,
+        PROGRAMMATIC,
+    )  # fmt: skip
     row = tl.arange(0, ROW_TILE)
     live = tl.load(rows + row * 8, mask=row < ROWS, other=-1) >= 0
     n = first + tl.arange(0, BLOCK_N)
@@ -111,9 +142,10 @@ def fragments(
 def linear_few(
     rows, x, weight, out, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr,
-    X_AHEAD: tl.constexpr, K_WARPS: tl.constexpr,
+    X_AHEAD: tl.constexpr, K_WARPS: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
+    release(PROGRAMMATIC)
     if K_WARPS == 0:
-        products(rows, x, weight, out, ROWS, N, K, GATHER, BLOCK_N, BLOCK_K, VECTOR, ROW_TILE, AHEAD)
+        products(rows, x, weight, out, ROWS, N, K, GATHER, BLOCK_N, BLOCK_K, VECTOR, ROW_TILE, AHEAD, PROGRAMMATIC)
     else:
-        fragments(rows, x, weight, out, ROWS, N, K, GATHER, BLOCK_N, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS)
+        fragments(rows, x, weight, out, ROWS, N, K, GATHER, BLOCK_N, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS, PROGRAMMATIC)

@@ -52,6 +52,7 @@ def linear_many(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buf
     bucket, (size, width) = rows.sizes[0], weight.sizes
     tile, stages = _configuration(part, bucket, size, weight.dtype)
     return KERNEL.launch(
+        part,
         grid=(ceil_div(bucket, tile.m) * ceil_div(size, tile.n), 1, 1),
         arguments={"rows": rows, "x": x, "weight": weight, "out": out},
         constants={

@@ -3,12 +3,17 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
+
 
 @triton.jit
 def linear_many(
     rows, x, weight, out, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
     EVEN: tl.constexpr = K % BLOCK_K == 0
     TILES_M: tl.constexpr = (ROWS + BLOCK_M - 1) // BLOCK_M
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N

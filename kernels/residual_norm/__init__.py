@@ -17,6 +17,10 @@ KERNEL = Kernel(
         "neighbours, which the addition to a hidden state of opposite sign leaves as an absolute error, and the second norm "
         "and its weight enlarge",
     ),
+    early=(
+        "update_weight",
+        "weight",
+    ),
 )
 
 
@@ -39,6 +43,7 @@ def residual_norm(
     bucket, size = out.sizes
     block = next_power_of_2(size)
     return KERNEL.launch(
+        part,
         grid=(bucket, 1, 1),
         arguments={
             "rows": rows,

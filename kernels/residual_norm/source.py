@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
+
 
 @triton.jit
 def _normalise(x, w, eps, SIZE: tl.constexpr, TYPE: tl.constexpr):
@@ -13,18 +15,22 @@ def _normalise(x, w, eps, SIZE: tl.constexpr, TYPE: tl.constexpr):
 
 
 @triton.jit
-def residual_norm(rows, update, update_weight, hidden, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def residual_norm(
+    rows, update, update_weight, hidden, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr
+):
+    release(PROGRAMMATIC)
+    at = tl.arange(0, BLOCK)
+    inside = at < SIZE
+    u_weight = tl.load(update_weight + at, mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    wait(PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(rows + row * 8)
     if slot >= 0:
         TYPE: tl.constexpr = hidden.dtype.element_ty
-        at = tl.arange(0, BLOCK)
-        inside = at < SIZE
         state = hidden + slot.to(tl.int64) * SIZE + at
         u = tl.load(update + row * SIZE + at, mask=inside, other=0.0).to(tl.float32)
-        u_weight = tl.load(update_weight + at, mask=inside, other=0.0).to(tl.float32)
         h = tl.load(state, mask=inside, other=0.0).to(tl.float32)
-        w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
         h = (h + _normalise(u, u_weight, eps, SIZE, TYPE)).to(TYPE)
         tl.store(state, h, mask=inside)
         y = _normalise(h.to(tl.float32), w, eps, SIZE, TYPE)

@@ -22,6 +22,7 @@ def resolve(part: Part, *, batch: Buffer, row_state: Buffer, rows: Buffer, loop_
     both in `Row` columns. Every record of `rows` is written.
     """
     return KERNEL.launch(
+        part,
         grid=(rows.sizes[0], 1, 1),
         arguments={
             "batch": batch,

@@ -3,9 +3,13 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
+
 
 @triton.jit
-def resolve(batch, row_state, rows, loop_limit, position_limit):
+def resolve(batch, row_state, rows, loop_limit, position_limit, PROGRAMMATIC: tl.constexpr):
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(batch + row)
     column = tl.arange(0, 8)

@@ -16,6 +16,7 @@ KERNEL = Kernel(
         reason="the sum of squares is taken in another order; a last-bit difference of 1/rms may round the value and its "
         "product with the weight to the neighbour each",
     ),
+    early=("weight",),
 )
 
 
@@ -27,6 +28,7 @@ def rms_norm(part: Part, *, rows: Buffer, hidden: Buffer, weight: Buffer, out: B
     bucket, size = out.sizes
     block = next_power_of_2(size)
     return KERNEL.launch(
+        part,
         grid=(bucket, 1, 1),
         arguments={"rows": rows, "hidden": hidden, "weight": weight, "out": out, "eps": eps},
         constants={"SIZE": size, "BLOCK": block},

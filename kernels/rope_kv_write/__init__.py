@@ -16,6 +16,7 @@ KERNEL = Kernel(
         relative={"bfloat16": 2**-7, "float16": 2**-10, "float32": 2e-6},
         reason="sine and cosine differ in their last bits and a product may be fused with the sum; the result is rounded once",
     ),
+    early=("inv_freq",),
 )
 
 
@@ -42,6 +43,7 @@ def rope_kv_write(
     bucket, heads, head_dim = q.sizes
     kv_heads, block_size, _ = page_shape(kv)
     return KERNEL.launch(
+        part,
         grid=(bucket, heads + kv_heads, 1),
         arguments={
             "rows": rows,

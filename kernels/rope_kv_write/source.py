@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
+
 
 @triton.jit
 def rope_kv_write(
@@ -21,16 +23,20 @@ def rope_kv_write(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TABLE_WIDTH: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
+    release(PROGRAMMATIC)
     HALF: tl.constexpr = HEAD_DIM // 2
     TYPE: tl.constexpr = q.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     record = rows + row * 8
+    at = tl.arange(0, HALF)
+    frequency = tl.load(inv_freq + at)
+    wait(PROGRAMMATIC)
     if tl.load(record) >= 0:
         position = tl.load(record + 1)
-        at = tl.arange(0, HALF)
-        angle = position.to(tl.float32) * tl.load(inv_freq + at)
+        angle = position.to(tl.float32) * frequency
         cos = tl.cos(angle)
         sin = tl.sin(angle)
         source = qkv + row * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM + at

@@ -28,6 +28,7 @@ def silu_mul(part: Part, *, rows: Buffer, gate_up: Buffer, out: Buffer) -> Launc
     bucket, size = out.sizes
     block = min(1024, next_power_of_2(size))
     return KERNEL.launch(
+        part,
         grid=(bucket, ceil_div(size, block), 1),
         arguments={"rows": rows, "gate_up": gate_up, "out": out},
         constants={"SIZE": size, "BLOCK": block},

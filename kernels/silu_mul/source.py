@@ -3,9 +3,13 @@
 import triton
 import triton.language as tl
 
+from ouro_build.kernels.dependencies.source import release, wait
+
 
 @triton.jit
-def silu_mul(rows, gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def silu_mul(rows, gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr):
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
     if tl.load(rows + row * 8) >= 0:
         TYPE: tl.constexpr = out.dtype.element_ty

@@ -26,6 +26,7 @@ SPEC = Specialization(
 )  # fmt: skip
 IMAGE = Image(cubin=b"", function="rms_norm", registers=64, spills=0, shared=1024, parameters=())
 LAYOUT = ((0, 8), (8, 4), (16, 8), (24, 8))
+POINTERS = ((0, 8), (8, 8), (16, 8), (24, 8))
 
 
 def changed(options: dict[str, object], **fields: object) -> Specialization:
@@ -102,13 +103,29 @@ def test_a_kernel_of_another_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -
         compiled(monkeypatch, num_ctas=2)
 
 
-def test_programmatic_launches_are_declared_and_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def entry(*instructions: str) -> str:
+    """PTX of a kernel of two pointers, the second to weights."""
+    loads = ("ld.param.b64 %rd1, [k_param_0];", "ld.param.b64 %rd2, [k_param_1];")
+    return "\n".join(
+        [".visible .entry k(.param .u64 k_param_0, .param .u64 k_param_1)", "{", *loads, *instructions, "ret;", "}"]
+    )
+
+
+def test_programmatic_launches_are_declared_and_keep_their_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     programmatic = changed({"programmatic": True})
-    compiled(monkeypatch, programmatic, "griddepcontrol.wait;\ngriddepcontrol.launch_dependents;")
-    with pytest.raises(CompileError, match="never waits"):
-        compiled(monkeypatch, programmatic, "griddepcontrol.launch_dependents;")
+    programmatic = msgspec.structs.replace(programmatic, types=(("rows", "*i32"), ("weight", "*fp32")))
+    rows, weight = 0, 1
+
+    def early(parameter: int) -> str:
+        return entry(f"ld.param.b64 %rd3, [k_param_{parameter}];", "ld.global.b32 %r1, [%rd3];", "griddepcontrol.wait;")
+
+    compiled(monkeypatch, programmatic, early(weight), POINTERS)
+    with pytest.raises(CompileError, match="reads what is not a weight"):
+        compiled(monkeypatch, programmatic, early(rows), POINTERS)
+    with pytest.raises(CompileError, match="no wait that every program reaches"):
+        compiled(monkeypatch, programmatic, entry("griddepcontrol.launch_dependents;"), POINTERS)
     with pytest.raises(CompileError, match="not declared programmatic"):
-        compiled(monkeypatch, SPEC, "griddepcontrol.launch_dependents;")
+        compiled(monkeypatch, SPEC, entry("griddepcontrol.launch_dependents;"))
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x7fELF", b"not a cubin" * 50, b"\x7fELF\x02\x01" + bytes(200)])

@@ -1,0 +1,1 @@
+"""How a kernel overlaps with its neighbours in a chain of launches."""

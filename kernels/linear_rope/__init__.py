@@ -1,0 +1,77 @@
+"""Query, key and value projection of few rows, rotated and written to its places, in one pass over the weights."""
+
+from __future__ import annotations
+
+from ouro_build.artifacts.parts import Part
+from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue
+from ouro_build.kernels.linear_few import fragment_options, fragment_shape
+from ouro_build.kernels.paged_kv import page_shape
+from ouro_build.kernels.spec import Kernel, Tolerance
+
+KERNEL = Kernel(
+    name="linear_rope",
+    contract=1,
+    writes=("kv", "q"),
+    tolerance=Tolerance(
+        absolute={"bfloat16": 2**-6, "float16": 2**-9},
+        relative={"bfloat16": 2**-6, "float16": 2**-9},
+        reason="the projection is a float32 sum in another order, rounded to the type, perhaps to the neighbour; the rotation "
+        "mixes two of these and is rounded once more",
+    ),
+    early=("weight", "inv_freq"),
+)
+
+# A program takes eight elements of a head's first half and the eight they are rotated with.
+_EIGHT = 8
+
+
+def linear_rope(
+    part: Part,
+    *,
+    rows: Buffer,
+    x: Buffer,
+    weight: Buffer,
+    inv_freq: Buffer,
+    block_tables: Buffer,
+    kv: Buffer,
+    q: Buffer,
+    layer: int,
+    layers: int,
+) -> Launch:
+    """`rope_kv_write` of `qkv[i] = weight @ x[i]`, rounded to the type in between.
+
+    rows int32 [bucket, RECORD], x [bucket, K], weight [(heads + 2 * kv_heads) * head_dim, K]; the others as there; x, weight,
+    kv and q of one half-width type.
+    """
+    bucket, heads, head_dim = q.sizes
+    kv_heads, block_size, _ = page_shape(kv)
+    size, width = weight.sizes
+    constants, options = fragment_options(fragment_shape(bucket, size, width), bucket, width)
+    return KERNEL.launch(
+        part,
+        grid=((heads + 2 * kv_heads) * (head_dim // 2 // _EIGHT), 1, 1),
+        arguments={
+            "rows": rows,
+            "x": x,
+            "weight": weight,
+            "inv_freq": inv_freq,
+            "block_tables": block_tables,
+            "kv": kv,
+            "q": q,
+            "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
+            "block_stride": LoadTimeValue.KV_BLOCK_STRIDE,
+            "layer": layer,
+        },
+        constants={
+            "ROWS": bucket,
+            "K": width,
+            "LAYERS": layers,
+            "HEADS": heads,
+            "KV_HEADS": kv_heads,
+            "HEAD_DIM": head_dim,
+            "BLOCK_SIZE": block_size,
+            "TABLE_WIDTH": block_tables.sizes[1],
+            **constants,
+        },
+        options=options,
+    )

@@ -1,0 +1,24 @@
+"""Torch reference of `linear_rope`."""
+
+import torch
+from torch import Tensor
+
+from ouro_build.kernels.linear.reference import project
+from ouro_build.kernels.rope_kv_write.reference import rope_kv_write
+
+
+def linear_rope(
+    rows: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    inv_freq: Tensor,
+    block_tables: Tensor,
+    kv: Tensor,
+    q: Tensor,
+    layer: int,
+    LAYERS: int,
+) -> None:
+    """`rope_kv_write` of the linear layer's output."""
+    qkv = torch.empty((len(rows), len(weight)), dtype=q.dtype, device=q.device)
+    project(rows, x, weight, qkv, False)
+    rope_kv_write(rows, qkv, inv_freq, block_tables, kv, q, layer, LAYERS)

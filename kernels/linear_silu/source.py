@@ -1,0 +1,35 @@
+"""Triton source of `linear_silu`: `linear_few` over pairs of gate and up rows, with the gated product at its end."""
+
+import triton
+import triton.language as tl
+
+from ouro_build.kernels.dependencies.source import release
+from ouro_build.kernels.linear_few.source import multiply
+
+
+@triton.jit
+def linear_silu(
+    rows, x, weight, out, ROWS: tl.constexpr, SIZE: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_K: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr, X_AHEAD: tl.constexpr, K_WARPS: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
+    release(PROGRAMMATIC)
+    EIGHTS: tl.constexpr = BLOCK // 8
+    TYPE: tl.constexpr = out.dtype.element_ty
+    first = tl.program_id(0) * BLOCK
+    eight = tl.arange(0, 2 * EIGHTS)
+    n = first + (eight % EIGHTS * 8)[:, None] + tl.arange(0, 8)[None, :]
+    # Rows past the end repeat the last: the loads need no mask, the store has one.
+    n = tl.minimum(n, SIZE - 1) + (eight // EIGHTS * SIZE)[:, None]
+    both = multiply(
+        rows, x, weight, n, ROWS, K, False, 2 * BLOCK, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS, PROGRAMMATIC
+    )  # fmt: skip
+    gate, up = tl.split(both.reshape(2, BLOCK, ROW_TILE).permute(1, 2, 0))
+    gate = gate.to(TYPE).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(TYPE).to(tl.float32)
+    y = activated * up.to(TYPE).to(tl.float32)
+    row = tl.arange(0, ROW_TILE)
+    live = tl.load(rows + row * 8, mask=row < ROWS, other=-1) >= 0
+    at = first + tl.arange(0, BLOCK)
+    to = out + row.to(tl.int64)[None, :] * SIZE + at[:, None]
+    tl.store(to, y.to(TYPE), mask=live[None, :] & (at < SIZE)[:, None])

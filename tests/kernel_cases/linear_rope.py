@@ -1,0 +1,51 @@
+"""Cases of `linear_rope`: `rope_kv_write`'s rows, with activations and weights that make their projection."""
+
+import torch
+
+from ouro_build.kernels.linear_rope import linear_rope
+from tests.kernel_cases import PART, Case, normal
+from tests.kernel_cases.paged import Cache
+from tests.kernel_harness import buffer, poisoned, row_records
+
+# (heads, kv_heads, head_dim, K): equal and grouped heads, every head size, widths that tiles do not divide
+SHAPES = ((2, 2, 16, 64), (4, 2, 32, 96), (6, 2, 64, 70), (3, 1, 128, 200))
+
+
+def case(dtype: str, device: str = "cpu", shape: tuple[int, int, int, int] = (4, 2, 32, 96), bucket: int = 4) -> Case:
+    """Two rows of one request in different blocks and loops, a hole, a row of another request; more rows are inactive."""
+    heads, kv_heads, head_dim, width = shape
+    cache = Cache(kv_heads=kv_heads, head_dim=head_dim)
+    size = (heads + 2 * kv_heads) * head_dim
+    q, x = buffer("q", dtype, bucket, heads, head_dim), buffer("x", dtype, bucket, width)
+    weight = buffer("weight", dtype, size, width)
+    launch = linear_rope(
+        PART,
+        rows=buffer("rows", "int32", bucket, 8),
+        x=x,
+        weight=weight,
+        inv_freq=buffer("inv_freq", "float32", head_dim // 2),
+        block_tables=cache.tables_buffer(),
+        kv=cache.kv_buffer(dtype),
+        q=q,
+        layer=cache.layers - 1,
+        layers=cache.layers,
+    )
+    rest = [-1] * (bucket - 4)
+    tensors = {
+        "rows": row_records(
+            [6, -1, 0, 2, *rest],
+            device,
+            position=[0, -1, 11, 5, *rest],
+            loop=[0, -1, 1, 2, *rest],
+            request=[0, -1, 0, 2, *rest],
+        ),
+        "x": poisoned(x, device=device),
+        "weight": (normal("cpu", "float32", size, width) * width**-0.5).to(poisoned(weight).dtype).to(device),
+        "inv_freq": (1e6 ** (-torch.arange(0, head_dim, 2) / head_dim)).to(device),
+        "block_tables": cache.tables(device),
+        "kv": cache.poisoned_kv(dtype, device),
+        "q": poisoned(q, device=device),
+    }
+    used = torch.tensor([0, 2, 3], device=device)
+    tensors["x"][used] = normal(device, dtype, 3, width, seed=1)
+    return Case(launch, tensors, cache.values)

@@ -1,0 +1,67 @@
+"""The proof that a kernel may start early, on PTX that keeps the rule and on PTX that breaks it in each way."""
+
+from __future__ import annotations
+
+import pytest
+
+from ouro_build.builder.programmatic import mentions, violations
+
+HEAD = """
+.visible .entry k(
+	.param .u64 .ptr .global .align 1 k_param_0,
+	.param .u64 .ptr .global .align 1 k_param_1,
+	.param .u32 k_param_2
+)
+.reqntid 128
+{
+	.reg .b64 	%rd<9>;
+	ld.param.b64 	%rd1, [k_param_0];
+	ld.param.b64 	%rd2, [k_param_1];
+	mov.u32 	%r1, %tid.x;
+	mad.wide.u32 	%rd3, %r1, 4, %rd1; // weights
+	mad.wide.u32 	%rd4, %r1, 4, %rd2;
+	setp.lt.u32 	%p1, %r1, 64;
+"""
+WEIGHT = "	@%p1 ld.global.L1::evict_first.v4.b32 { %r2, %r3, %r4, %r5 }, [ %rd3 + 0 ], %rd7;\n"
+WAIT = "$L__tmp3:\n	// begin inline asm\n	griddepcontrol.wait ;\n"
+TAIL = "	ld.global.b32 	%r6, [%rd4];\n	st.global.b32 	[%rd4], %r6;\n	ret;\n}\n"
+
+
+def test_weights_may_be_read_early_and_everything_after_the_wait() -> None:
+    assert violations(HEAD + "	griddepcontrol.launch_dependents;\n" + WEIGHT + WAIT + TAIL, {0}) == []
+
+
+@pytest.mark.parametrize(
+    ("early", "message"),
+    [
+        ("	ld.global.b32 	%r2, [%rd4];\n", "reads what is not a weight"),
+        ("	add.s64 	%rd5, %rd3, %rd4;\n	ld.global.b32 	%r2, [%rd5];\n", "reads what is not a weight"),
+        ("	ld.global.b32 	%r2, [%rd8];\n", "reads what is not a weight"),
+        ("	cp.async.ca.shared.global [%r1], [%rd4], 16;\n", "leave|reads what is not a weight|writes"),
+        ("	st.global.b32 	[%rd3], %r1;\n", "writes before the wait"),
+        ("	st.b32 	[%rd3], %r1;\n", "writes before the wait"),
+        ("	atom.add.global.u32 	%r2, [%rd3], 1;\n", "writes before the wait"),
+        ("	red.global.add.u32 	[%rd3], 1;\n", "writes before the wait"),
+        ("	@%p1 bra 	$L__BB0_2;\n", "may leave before the wait"),
+        ("	@%p1 ret;\n", "may leave before the wait"),
+    ],
+)
+def test_each_breach_is_found(early: str, message: str) -> None:
+    found = violations(HEAD + WEIGHT + early + WAIT + TAIL, {0})
+    assert len(found) == 1
+    assert any(part in found[0] for part in message.split("|"))
+
+
+def test_shared_memory_is_a_programs_own() -> None:
+    assert violations(HEAD + "	st.shared.b32 	[%r1], %r1;\n	ld.shared.b32 	%r2, [%r1];\n" + WAIT + TAIL, {0}) == []
+
+
+def test_a_wait_is_needed_and_a_guarded_one_is_none() -> None:
+    assert violations(HEAD + TAIL, {0}) == ["it has no wait that every program reaches"]
+    guarded = WAIT.replace("griddepcontrol.wait", "@%p1 griddepcontrol.wait")
+    assert violations(HEAD + guarded + TAIL, {0}) == ["it has no wait that every program reaches"]
+
+
+def test_taking_part_is_seen() -> None:
+    assert mentions(HEAD + WAIT + TAIL)
+    assert not mentions(HEAD + TAIL + "// griddepcontrol.wait in a comment\n")
