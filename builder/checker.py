@@ -15,23 +15,31 @@ ALIGNMENT = 256
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _SHOWN = 20
 
-Writes = Callable[[str], Collection[str]]
-"""The parameters that a kernel, by name, may write; it only reads the others."""
+Parameters = Callable[[str], Collection[str]]
+"""Some parameters of a kernel, by its name."""
 _Order = NDArray[np.bool_]
 
 
-def check(plans: Sequence[Plan], buffers: Sequence[Buffer], pools: Mapping[Pool, int], writes: Writes) -> None:
+def check(
+    plans: Sequence[Plan],
+    buffers: Sequence[Buffer],
+    pools: Mapping[Pool, int],
+    writes: Parameters,
+    early: Parameters = lambda kernel: (),
+) -> None:
     """Raise BuildError listing every violation; `pools` gives the bytes of each pool of fixed size.
 
+    A kernel may write the parameters `writes` and only reads the others; `early` it may read before it waits inside.
+
     Holds for every plan: its buffers are declared, aligned and inside their pools; `after` names earlier launches only, and
-    kernels that may start before those have ended wait inside; launches that touch the same buffer, one of them writing, are
-    ordered; workspace is written before it is read and never shared by buffers whose lifetimes meet; nothing writes weights;
-    grids are within the limits of every GPU.
+    kernels that may start before those have ended wait inside and read only weights before; launches that touch the same
+    buffer, one of them writing, are ordered; workspace is written before it is read and never shared by buffers whose
+    lifetimes meet; nothing writes weights; grids are within the limits of every GPU.
     """
     found = [*_declarations(buffers, pools)]
     declared = set(buffers)
     for plan in plans:
-        found += (f"{plan.key}: {text}" for text in _plan(plan, declared, writes))
+        found += (f"{plan.key}: {text}" for text in _plan(plan, declared, writes, early))
     if found:
         shown = "\n".join(found[:_SHOWN]) + (f"\n… and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
         raise BuildError(
@@ -65,8 +73,8 @@ def _fills(buffer: Buffer) -> bool:
     return any(isinstance(size, LoadTimeValue) for size in buffer.shape)
 
 
-def _plan(plan: Plan, declared: Collection[Buffer], writes: Writes) -> Iterator[str]:
-    broken = [*_edges(plan), *_grids(plan)]
+def _plan(plan: Plan, declared: Collection[Buffer], writes: Parameters, early: Parameters) -> Iterator[str]:
+    broken = [*_edges(plan), *_early(plan, early), *_grids(plan)]
     if broken:
         yield from broken
         return  # without an order nothing more can be said
@@ -93,6 +101,14 @@ def _edges(plan: Plan) -> Iterator[str]:
                 yield f"launch {at} ({kernel}) may start before launch {before} has ended, and does not wait inside"
 
 
+def _early(plan: Plan, early: Parameters) -> Iterator[str]:
+    for at, launch in enumerate(plan.launches):
+        kernel = launch.specialization.kernel
+        for name, buffer in launch.buffers():
+            if name in early(kernel) and buffer.pool is not Pool.WEIGHTS:
+                yield f"launch {at} ({kernel}) may read {buffer.name} before it waits, and {name} is no weight"
+
+
 def _grids(plan: Plan) -> Iterator[str]:
     for at, launch in enumerate(plan.launches):
         for size, limit in zip(launch.grid, GRID_LIMITS, strict=True):
@@ -114,7 +130,7 @@ def _order(plan: Plan) -> _Order:
     return order
 
 
-def _uses(plan: Plan, writes: Writes) -> dict[Buffer, tuple[list[int], list[int]]]:
+def _uses(plan: Plan, writes: Parameters) -> dict[Buffer, tuple[list[int], list[int]]]:
     """Per buffer the launches that read it and those that write it."""
     uses: dict[Buffer, tuple[list[int], list[int]]] = {}
     for at, launch in enumerate(plan.launches):

@@ -69,7 +69,13 @@ def plan_target(model: ModelConfig, geometry: Geometry, part: Part, memory: int 
     """
     buffers = make_buffers(model, geometry, weight_buffers(model))
     placement = place(Programs(model, geometry, part, buffers).record(), buffers)
-    check(placement.plans, placement.buffers, placement.pools, lambda name: registry.kernel(name).writes)
+    check(
+        placement.plans,
+        placement.buffers,
+        placement.pools,
+        writes=lambda name: registry.kernel(name).writes,
+        early=lambda name: registry.kernel(name).early,
+    )
     load_time = [LoadTimeEntry(name, divisor) for name, divisor in LOAD_TIME_DIVISORS.items()]
     index, columns = encode(placement.plans, placement.buffers, load_time)
     divided = plan_memory(part, model, geometry, placement.plans, placement.pools, memory)

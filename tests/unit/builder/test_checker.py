@@ -51,6 +51,14 @@ def test_a_kernel_that_may_start_early_waits_inside() -> None:
     checked(launch([A]), msgspec.structs.replace(early, specialization=waiting))
 
 
+def test_only_weights_are_read_before_the_wait() -> None:
+    made = plan(launch([A]), launch([B], [A, WEIGHT]))
+    names = {buffer: name for name, buffer in made.launches[1].buffers()}
+    check([made], [A, B, WEIGHT], POOLS, writes, lambda kernel: [names[WEIGHT]])
+    with pytest.raises(BuildError, match="may read a before it waits"):
+        check([made], [A, B, WEIGHT], POOLS, writes, lambda kernel: [names[A]])
+
+
 def test_an_unplaced_buffer() -> None:
     refused("is at -1", launch([at(A, -1)]))
 
