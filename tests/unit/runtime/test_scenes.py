@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ouro_build.artifacts.plan import Pool, ProgramKey
-from ouro_build.builder.scenes import Scene, blocks_needed, live_patterns
 from ouro_build.runtime.reference import ReferenceExecutor
+from ouro_build.runtime.scenes import Scene, blocks_needed, live_patterns
 from tests.reference_worker import GOLDEN, ReferenceWorker, reference_worker
 
 POOLS = (Pool.KV, Pool.STATE, Pool.IO)
