@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.manifest import KV_AXES, KvLayout
 from ouro_build.artifacts.model import ModelConfig
+from ouro_build.artifacts.packing import ALIGNMENT
 from ouro_build.artifacts.plan import Buffer, Pool
 from ouro_build.artifacts.rows import RECORD
+from ouro_build.kernels.read_pool import MOST_PROGRAMS
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """Every buffer outside the workspace. Shapes are given where each is made, in `make_buffers`."""
+    """Every buffer outside the workspace. Shapes are given where each is made, in `make_buffers`.
+
+    `weights_pool` is all of the weights pool as one buffer of words, to be read as a whole.
+    """
 
     weights: dict[str, Buffer]
     kv: Buffer
@@ -27,6 +32,8 @@ class Buffers:
     inputs: Buffer
     logits: Buffer
     tokens: Buffer
+    weights_pool: Buffer
+    read_sums: Buffer
 
     def weight(self, name: str, layer: int | None = None) -> Buffer:
         """A packed weight; `name` without `layers.N.` for a layer's."""
@@ -50,7 +57,14 @@ def make_buffers(model: ModelConfig, geometry: Geometry, weights: dict[str, Buff
         inputs=Buffer("inputs", Pool.IO, "int32", (rows, RECORD)),
         logits=Buffer("logits", Pool.IO, "float32", (bucket, model.vocab_size)),
         tokens=Buffer("tokens", Pool.IO, "int32", (bucket,)),
+        weights_pool=Buffer("weights", Pool.WEIGHTS, "int32", (_pool_bytes(weights) // 4,), 0),
+        read_sums=Buffer("read_sums", Pool.IO, "int32", (MOST_PROGRAMS,)),
     )
+
+
+def _pool_bytes(weights: dict[str, Buffer]) -> int:
+    end = max((w.offset + w.bytes for w in weights.values()), default=0)
+    return -(-end // ALIGNMENT) * ALIGNMENT
 
 
 def kv_layout(model: ModelConfig, geometry: Geometry, axes: tuple[str, ...] = KV_AXES) -> KvLayout:

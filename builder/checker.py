@@ -48,11 +48,15 @@ def check(
 
 
 def _declarations(buffers: Sequence[Buffer], pools: Mapping[Pool, int]) -> Iterator[str]:
-    """Every buffer lies inside its pool; those of pools that outlive programs lie apart."""
+    """Every buffer lies inside its pool; those of pools that outlive programs lie apart.
+
+    A buffer that is all of the weights pool overlaps every other there: nothing writes them.
+    """
     for buffer in buffers:
         yield from _bounds(buffer, pools)
     for pool in (Pool.WEIGHTS, Pool.KV, Pool.REFERENCES, Pool.STATE, Pool.IO):
-        inside = sorted((b for b in buffers if b.pool is pool), key=lambda b: (b.offset, b.bytes))
+        whole = pools.get(pool, 0) if pool is Pool.WEIGHTS else -1
+        inside = sorted((b for b in buffers if b.pool is pool and b.bytes != whole), key=lambda b: (b.offset, b.bytes))
         for a, b in pairwise(inside):
             if b.offset < a.offset + a.bytes or _fills(a) or _fills(b):
                 yield f"{a.name} and {b.name} overlap in {pool.name.lower()}"

@@ -32,8 +32,8 @@ def place(plans: Sequence[Plan], buffers: Buffers) -> Placement:
     for buffer in persistent(buffers):
         fixed[buffer] = msgspec.structs.replace(buffer, offset=pools[buffer.pool])
         pools[buffer.pool] += align(buffer.bytes)
-    weights = tuple(dict.fromkeys(buffers.weights.values()))
-    pools[Pool.WEIGHTS] = max((align(w.offset + w.bytes) for w in weights), default=0)
+    weights = tuple(dict.fromkeys((*buffers.weights.values(), buffers.weights_pool)))
+    pools[Pool.WEIGHTS] = buffers.weights_pool.bytes
     del pools[Pool.KV]
     placed, every = [], [*weights, *fixed.values()]
     for plan in plans:
@@ -51,7 +51,7 @@ def persistent(buffers: Buffers) -> tuple[Buffer, ...]:
     """
     b = buffers
     state = (b.row_state, b.hidden, b.gate_logits, b.exit_probability, b.block_tables)
-    return (b.kv, *state, b.coda_batch, b.batch, b.inputs, b.logits, b.tokens)
+    return (b.kv, *state, b.coda_batch, b.batch, b.inputs, b.logits, b.tokens, b.read_sums)
 
 
 def workspace(plan: Plan) -> dict[Buffer, int]:

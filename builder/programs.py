@@ -24,6 +24,7 @@ from ouro_build.kernels.kv_copy import kv_copy
 from ouro_build.kernels.linear import fused, linear
 from ouro_build.kernels.linear_rope import linear_rope
 from ouro_build.kernels.linear_silu import linear_silu
+from ouro_build.kernels.read_pool import read_pool
 from ouro_build.kernels.residual_norm import residual_norm
 from ouro_build.kernels.resolve import resolve
 from ouro_build.kernels.rms_norm import rms_norm
@@ -53,7 +54,7 @@ class Programs:
         plans = [self.prelude(bucket) for bucket in rows]
         plans += [self.prefill(bucket) for bucket in self._geometry.prefill_buckets]
         plans += [make(bucket) for make in decode.values() for bucket in self._geometry.buckets]
-        return tuple(plans)
+        return (*plans, self.read())
 
     def prelude(self, bucket: int) -> Plan:
         """Apply the host's row inputs, start the rows at loop 0, embed their tokens."""
@@ -108,6 +109,13 @@ class Programs:
             kv_copy(self._part, rows=rows, block_tables=b.block_tables, kv=b.kv,
                     layers=self._model.layers, loops=self._model.loops)
         )  # fmt: skip
+        return recorder.plan()
+
+    def read(self) -> Plan:
+        """Read the weights pool once: how fast this can be is what a step's speed is held against."""
+        b = self._buffers
+        recorder = Recorder(ProgramKey("read", 1))
+        recorder.add(read_pool(self._part, pool=b.weights_pool, sums=b.read_sums))
         return recorder.plan()
 
     def _resolve(self, recorder: Recorder, bucket: int, batch: Buffer, loop_limit: int) -> Buffer:

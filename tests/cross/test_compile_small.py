@@ -13,7 +13,7 @@ from ouro_build.builder.cache import ImageCache
 from ouro_build.builder.compile import compile_images, jobs
 from ouro_build.builder.toolchain import find_toolchain
 from ouro_build.kernels.spec import programmatic
-from tests.kernel_cases import OVER_ROWS, STACK, row_states
+from tests.kernel_cases import OVER_ROWS, STACK, read_pool, row_states
 
 
 def specializations(part: Part) -> tuple[Specialization, ...]:
@@ -21,6 +21,7 @@ def specializations(part: Part) -> tuple[Specialization, ...]:
     scene = row_states.scene(Random(0), 3)
     launches = [import_module(f"tests.kernel_cases.{name}").case("bfloat16").launch for name in OVER_ROWS]
     launches += [row_states.bind_launch(scene), row_states.resolve_launch(scene, 4), row_states.advance_launch(scene)]
+    launches.append(read_pool.case(read_pool.WORDS[2]).launch)
     return tuple(for_part(launch.specialization, part) for launch in launches)
 
 

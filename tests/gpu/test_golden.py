@@ -84,7 +84,7 @@ def test_bfloat16_choices_are_right_where_they_are_clear(bfloat16: Path, executo
 def test_graph_equals_launch_bit_for_bit_in_every_pattern_of_live_rows(name: str, dtype: str, tmp_path: Path) -> None:
     artifact = open_artifact(make(tmp_path, str(GOLDEN / name), dtype=dtype))
     observed = warm(artifact, tmp_path / "observed")
-    programs = {"prelude", "recurrent", "prefill", "coda", "sample", "advance", "kv_copy"}
+    programs = {"prelude", "recurrent", "prefill", "coda", "sample", "advance", "kv_copy", "read"}
     assert {k.program for k in observed.keys} == programs
     assert all(_right(k) for k in observed.keys)
     assert all(k.patterns == 2**k.bucket - 1 for k in observed.keys if k.bucket <= 3)

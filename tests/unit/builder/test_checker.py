@@ -179,3 +179,13 @@ def test_dropping_the_dependencies_of_a_reader_is_found(plans: tuple[Plan, ...],
 def _swapped(p: Plan, old: Buffer, new: Buffer) -> Plan:
     launches = [msgspec.structs.replace(x, arguments=tuple(new if a == old else a for a in x.arguments)) for x in p.launches]
     return Plan(p.key, tuple(launches))
+
+
+def test_only_a_buffer_that_is_all_of_the_weights_may_overlap_them() -> None:
+    whole = Buffer("weights", Pool.WEIGHTS, "int32", (256,), 0)
+    checked(launch([A], [whole]), buffers=[A, WEIGHT, whole])
+    part = msgspec.structs.replace(whole, shape=(255,))
+    refused("w and weights overlap in weights", launch([A], [part]), buffers=[A, WEIGHT, part])
+    state = Buffer("state", Pool.STATE, "int32", (1024,), 0)
+    other = msgspec.structs.replace(state, name="other", shape=(4,))
+    refused("other and state overlap in state", launch([A]), buffers=[A, state, other])

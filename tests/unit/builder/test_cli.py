@@ -49,7 +49,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(invoke: Invoke, tmp_path: 
     assert [t["gpu"] for t in result["targets"]] == ["h200", "rtx-5090"]
     assert result["identity"] == ""
     for target in result["targets"]:
-        assert target["plans"] == 16
+        assert target["plans"] == 17
         assert target["full_requests"] == 2
         assert target["reserve"] + target["kv_bytes"] + sum(p["bytes"] for p in target["pools"]) <= target["budget"]
     assert list(tmp_path.iterdir()) == []
