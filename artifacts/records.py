@@ -131,10 +131,83 @@ class ObservedRecord(_Record, frozen=True, kw_only=True):
     keys: tuple[ObservedKey, ...]
 
 
-AnyRecord = TypeVar("AnyRecord", CoverageRecord, StartupRecord, ObservedRecord)
+class BenchCheck(_Record, frozen=True, kw_only=True):
+    """A program of one bucket, checked before anything was timed.
+
+    `executors` ran it in `patterns` arrangements of live rows (one alone: twice), and `bit_equal` says whether all left the
+    same bits. `error` is the largest difference from `reference` as a share of the tolerance, at most 1e9; None where that was
+    not compared. `context` is that of a whole `step`, 0 for a program in made-up states. `right`: nothing is amiss.
+    """
+
+    program: str
+    bucket: int
+    context: int
+    patterns: int
+    executors: tuple[str, ...]
+    bit_equal: bool
+    error: float | None
+    right: bool
 
 
-def encode_record(record: CoverageRecord | StartupRecord | ObservedRecord) -> bytes:
+class BenchLine(_Record, frozen=True, kw_only=True):
+    """A decode step of `rows` rows with `context` tokens each, padded to `bucket`: milliseconds, the median of several.
+
+    `bytes` must be read: the layers' weights once a loop, the LM head, keys and values. `read_share` is their rate as a share
+    of the rate at which this card reads its memory, None where that was not measured. `launches_layer` is the launches of a
+    loop over its layers.
+    """
+
+    rows: int
+    bucket: int
+    context: int
+    ms: float
+    bytes: int
+    tb_s: float
+    read_share: float | None
+    launches: int
+    launches_layer: float
+    tokens_s: float
+
+
+class BaselineLine(_Record, frozen=True, kw_only=True):
+    """The same step in torch: milliseconds, eager and by CUDA graph."""
+
+    rows: int
+    context: int
+    eager_ms: float
+    graph_ms: float
+
+
+class BenchRecord(_Record, frozen=True, kw_only=True):
+    """What `ouro-worker bench decode` saw. There are no `lines` if a check is not right.
+
+    `device` is None for the host. `unchecked` says why nothing was compared with the reference, empty if it was. `read_tb_s`
+    is the rate of reading `read_bytes`, all weights, once: None where it was not measured.
+    """
+
+    schema: Literal["ouro-bench/1"] = "ouro-bench/1"
+    identity: str
+    target: str
+    executor: str
+    device: DeviceRecord | None
+    unchecked: str
+    checks: tuple[BenchCheck, ...]
+    read_bytes: int
+    read_tb_s: float | None
+    lines: tuple[BenchLine, ...]
+    baseline: tuple[BaselineLine, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def right(self) -> bool:
+        """Whether no check failed."""
+        return all(check.right for check in self.checks)
+
+
+AnyRecord = TypeVar("AnyRecord", CoverageRecord, StartupRecord, ObservedRecord, BenchRecord)
+
+
+def encode_record(record: CoverageRecord | StartupRecord | ObservedRecord | BenchRecord) -> bytes:
     """The record as one line of JSON."""
     return msgspec.json.encode(record) + b"\n"
 

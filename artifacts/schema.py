@@ -14,7 +14,7 @@ import msgspec
 from ouro_build.artifacts.columns import PlanIndex
 from ouro_build.artifacts.manifest import FORMAT, Manifest
 from ouro_build.artifacts.oracle import Oracle
-from ouro_build.artifacts.records import CoverageRecord, ObservedRecord, StartupRecord
+from ouro_build.artifacts.records import BenchRecord, CoverageRecord, ObservedRecord, StartupRecord
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 PUBLISHED = Path(__file__).parent / "schemas"
@@ -25,6 +25,7 @@ _DESCRIBED: dict[str, tuple[str, Any]] = {
     "coverage": ("coverage record, version 1", CoverageRecord),
     "startup": ("start-up record, version 1", StartupRecord),
     "observed": ("observed record, version 1", ObservedRecord),
+    "bench": ("benchmark record, version 1", BenchRecord),
 }
 NAMES: tuple[str, ...] = tuple(_DESCRIBED)
 

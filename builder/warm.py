@@ -7,24 +7,23 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
-
 from ouro_build.artifacts.errors import BuildError, MissingExtraError
-from ouro_build.artifacts.fit import Machine, fit
+from ouro_build.artifacts.fit import fit
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import Artifact
-from ouro_build.artifacts.records import DeviceRecord, ObservedKey, ObservedRecord, encode_record
+from ouro_build.artifacts.records import ObservedKey, ObservedRecord, encode_record
 from ouro_build.runtime.device_pools import open_device_pools
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
 from ouro_build.runtime.load_time import load_time_values
-from ouro_build.runtime.machine import describe
+from ouro_build.runtime.machine import describe, device_record
 from ouro_build.runtime.paths import NO_CUDA, WorkerPath, torch_has_cuda
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.reference import ReferenceExecutor
 from ouro_build.runtime.scenes import blocks_needed
 from ouro_build.runtime.startup import StartupClock
-from ouro_build.runtime.trial import Trial, run_times
+from ouro_build.runtime.timing import median_ms, run_times
+from ouro_build.runtime.trial import Trial
 
 _BATCHES, _RUNS = 20, 5
 
@@ -67,7 +66,9 @@ def warm(
             progress(done, len(keys))
             seen.append(_observe(trial, pools, key))
         progress(len(keys), len(keys))
-    observed = ObservedRecord(identity=artifact.identity, target=target.part.name, device=_device(machine), keys=tuple(seen))
+    observed = ObservedRecord(
+        identity=artifact.identity, target=target.part.name, device=device_record(machine), keys=tuple(seen)
+    )
     _write(record / f"{target.part.name}.json", encode_record(observed))
     _refuse_bad(seen, artifact.path)
     return observed
@@ -93,17 +94,7 @@ def _observe(trial: Trial, pools: Pools, key: ProgramKey) -> ObservedKey:
 def _time(pools: Pools, executor: Executor, key: ProgramKey) -> float:
     """Microseconds a run, the median of several batches of runs."""
     took = run_times(lambda: executor.run(key), pools.memory.synchronize, _BATCHES, _RUNS)
-    return round(float(np.median(took)) * 1e6, 1)
-
-
-def _device(machine: Machine) -> DeviceRecord:
-    return DeviceRecord(
-        name=machine.name,
-        capability=machine.capability,
-        sm_count=machine.sm_count,
-        memory=machine.memory_total,
-        cuda=machine.cuda or (0, 0),
-    )
+    return round(median_ms(took) * 1e3, 1)
 
 
 def _refuse_bad(seen: list[ObservedKey], path: Path) -> None:

@@ -15,6 +15,7 @@ from ouro_build.artifacts.console import Output, run
 from ouro_build.artifacts.errors import OutputError, UsageError
 from ouro_build.artifacts.records import encode_record
 from ouro_build.artifacts.sizes import SIZE
+from ouro_build.runtime.bench_cli import bench
 from ouro_build.runtime.paths import Choice
 from ouro_build.runtime.selftest import SelfTest, self_test
 from ouro_build.runtime.startup import StartupClock
@@ -27,6 +28,9 @@ _EXECUTORS = ("auto", "graph", "launch", "reference")
 @click.group()
 def cli() -> None:
     """Run artifacts made by ouro-build."""
+
+
+cli.add_command(bench)
 
 
 def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ouro_build.artifacts.errors import NoDeviceError
 from ouro_build.artifacts.fit import CONTEXT_BYTES, Machine
+from ouro_build.artifacts.records import DeviceRecord
 from ouro_build.runtime.driver import Driver, open_driver
 
 _NAME = 256  # bytes asked for; the longest names are a quarter of it
@@ -50,4 +51,15 @@ def describe(driver: Driver) -> Machine:
         memory_free=int(free),
         context=min(int(total) - int(free), CONTEXT_BYTES),
         cuda=(version // 1000, version % 1000 // 10),
+    )
+
+
+def device_record(machine: Machine) -> DeviceRecord:
+    """The machine's GPU as records name it."""
+    return DeviceRecord(
+        name=machine.name,
+        capability=machine.capability,
+        sm_count=machine.sm_count,
+        memory=machine.memory_total,
+        cuda=machine.cuda or (0, 0),
     )

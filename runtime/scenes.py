@@ -165,7 +165,8 @@ def _write_kv_part(memory: Memory, at: int, values: NDArray[np.generic], valid: 
     memory.write(Pool.KV, at * values.nbytes, bits)
 
 
-def blocks_needed(geometry: Geometry) -> int:
-    """KV blocks that are enough for any scene."""
-    requests = min(geometry.max_requests, geometry.max_rows)
-    return geometry.max_rows // geometry.block_size + requests * (_SPAN // geometry.block_size + 2)
+def blocks_needed(geometry: Geometry, rows: int | None = None) -> int:
+    """KV blocks that are enough for any scene of up to `rows` rows, by default of any bucket."""
+    most = geometry.max_rows if rows is None else rows
+    requests = min(geometry.max_requests, most)
+    return most // geometry.block_size + requests * (_SPAN // geometry.block_size + 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -89,19 +87,6 @@ class Trial:
                 rows = [_rows(buffer, s[buffer.pool]) for s in (before, got, wanted)]
                 worst = max(worst, _buffer_difference(buffer, *rows) / TOLERANCE[self._manifest.model.dtype])
         return worst
-
-
-def run_times(run: Callable[[], None], synchronize: Callable[[], None], batches: int, runs: int) -> list[float]:
-    """Seconds a run, one for each of `batches` batches of `runs` runs between two synchronisations."""
-    took = []
-    for _ in range(batches):
-        synchronize()
-        began = time.perf_counter()
-        for _ in range(runs):
-            run()
-        synchronize()
-        took.append((time.perf_counter() - began) / runs)
-    return took
 
 
 def _rows(buffer: Buffer, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -217,7 +217,7 @@ def load(
             with clock.phase("wait for device"):
                 driver, machine = _opened(opening)
             chosen = choose_path(artifact.manifest, machine, executor, memory)
-            opened = _open_pools(artifact, chosen, weights, clock, driver)
+            opened = open_pools(artifact, chosen, weights, clock, driver)
             undo.callback(opened.close)
             worker = Worker(artifact, chosen, opened, clock, max_requests or built)
         undo.pop_all()
@@ -232,7 +232,8 @@ def _opened(opening: OpeningDriver) -> tuple[Driver | None, Machine]:
     return driver, describe(driver)
 
 
-def _open_pools(artifact: Artifact, path: WorkerPath, weights: str | None, clock: StartupClock, driver: Driver | None) -> Pools:
+def open_pools(artifact: Artifact, path: WorkerPath, weights: str | None, clock: StartupClock, driver: Driver | None) -> Pools:
+    """The pools of `path` with its executors, on the device or on the host. Takes `driver` over."""
     if driver is not None and path.on_device:
         from ouro_build.runtime.device_pools import open_device_pools
 

@@ -21,12 +21,14 @@ ROOMS = {
     "templates": {"templates"},
 }
 REFERENCE_EXECUTOR = "runtime/reference.py"
+TORCH_BASELINE = "runtime/torch_baseline.py"
 
 # The worker's and the artifact tools' path needs none of these. The first pattern that fits a file decides.
 HEAVY = {"torch", "triton", "transformers"}
 FORBIDDEN: list[tuple[str, set[str]]] = [
     ("artifacts/*", HEAVY | {"jinja2", "cuda"}),
     (REFERENCE_EXECUTOR, {"triton", "transformers", "jinja2"}),
+    (TORCH_BASELINE, {"triton", "transformers", "jinja2"}),
     ("runtime/*", HEAVY | {"jinja2"}),
     ("kernels/*/reference.py", {"triton", "transformers"}),
     ("kernels/*/source.py", {"torch", "transformers"}),
@@ -102,6 +104,7 @@ def test_no_kernel_file_mixes_torch_and_triton() -> None:
         ("runtime/engine.py", "import importlib\ndef f(n):\n    importlib.import_module(f'ouro_build.kernels.{n}')"),
         ("runtime/engine.py", "from jinja2 import Template"),
         (REFERENCE_EXECUTOR, "import triton"),
+        (TORCH_BASELINE, "from ouro_build.kernels import registry"),
         ("kernels/argmax/reference.py", "import triton.language as tl"),
         ("kernels/argmax/source.py", "import torch"),
         ("kernels/argmax/__init__.py", "import torch"),
@@ -120,6 +123,7 @@ def test_the_check_finds(path: str, text: str) -> None:
     [
         ("artifacts/plan.py", "import numpy\nfrom ouro_build.artifacts.errors import OuroError"),
         (REFERENCE_EXECUTOR, "import torch\nfrom ouro_build.kernels import registry"),
+        (TORCH_BASELINE, "import torch"),
         ("kernels/argmax/source.py", "import triton"),
         ("kernels/argmax/reference.py", "import torch"),
         ("builder/compile.py", "import triton\nfrom ouro_build import kernels, runtime"),

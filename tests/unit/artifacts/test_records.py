@@ -4,6 +4,10 @@ import pytest
 
 from ouro_build.artifacts.errors import ArtifactError
 from ouro_build.artifacts.records import (
+    BaselineLine,
+    BenchCheck,
+    BenchLine,
+    BenchRecord,
     CoverageRecord,
     DeviceRecord,
     FallbackCount,
@@ -40,7 +44,30 @@ OBSERVED = ObservedRecord(
         ),
     ),
 )  # fmt: skip
-RECORDS = (COVERAGE, STARTUP, OBSERVED)
+BENCH = BenchRecord(
+    identity="0" * 64,
+    target="h200",
+    executor="graph",
+    device=OBSERVED.device,
+    unchecked="",
+    checks=(
+        BenchCheck(
+            program="coda", bucket=1, context=0, patterns=1, executors=("graph", "launch"), bit_equal=True, error=0.25,
+            right=True,
+        ),
+    ),
+    read_bytes=1 << 31,
+    read_tb_s=4.25,
+    lines=(
+        BenchLine(
+            rows=1, bucket=1, context=1024, ms=2.5, bytes=10**10, tb_s=4.0, read_share=0.875, launches=700, launches_layer=7.5,
+            tokens_s=400.0,
+        ),
+    ),
+    baseline=(BaselineLine(rows=1, context=1024, eager_ms=50.0, graph_ms=9.5),),
+    notes=(),
+)  # fmt: skip
+RECORDS = (COVERAGE, STARTUP, OBSERVED, BENCH)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.schema)

@@ -11,7 +11,7 @@ from ouro_build.artifacts.records import encode_record
 from ouro_build.artifacts.schema import NAMES, encode_schema, published, schema, write_schemas
 from ouro_build.artifacts.writer import encode_plan_index
 from tests.artifact_maker import ORACLE, encoded_plans, make_artifact
-from tests.unit.artifacts.test_records import COVERAGE, OBSERVED, STARTUP
+from tests.unit.artifacts.test_records import BENCH, COVERAGE, OBSERVED, STARTUP
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +24,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         "coverage": encode_record(COVERAGE),
         "startup": encode_record(STARTUP),
         "observed": encode_record(OBSERVED),
+        "bench": encode_record(BENCH),
     }
 
 

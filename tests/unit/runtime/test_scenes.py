@@ -79,6 +79,16 @@ def test_a_scene_is_the_same_in_either_order_of_the_kv_pool(program: str) -> Non
     assert (one != 0xFF).any(2).any(1).all(), "a plane holds nothing"
 
 
+def test_blocks_for_fewer_rows_are_enough_for_them() -> None:
+    model, geometry = worker().steps.model, worker().steps.geometry
+    for program in ("recurrent", "coda", "kv_copy"):
+        for bucket in geometry.buckets:
+            for live in live_patterns(bucket):
+                for seed in range(20):
+                    Scene(model, geometry, ProgramKey(program, bucket), live, blocks_needed(geometry, bucket), seed)
+    assert blocks_needed(geometry, 1) < blocks_needed(geometry)
+
+
 def test_small_buckets_are_tried_in_every_arrangement() -> None:
     assert len(live_patterns(3)) == 7
     assert all(len(p) == 8 and any(p) for p in live_patterns(8))

@@ -1,0 +1,234 @@
+"""Decoding measured: an artifact's programs are checked, and only if all are right is a step timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+import msgspec
+
+from ouro_build.artifacts.columns import PlanIndex
+from ouro_build.artifacts.errors import MissingExtraError, UsageError
+from ouro_build.artifacts.fit import Machine
+from ouro_build.artifacts.manifest import Manifest
+from ouro_build.artifacts.packing import INV_FREQ
+from ouro_build.artifacts.plan import ProgramKey
+from ouro_build.artifacts.reader import Artifact
+from ouro_build.artifacts.records import BaselineLine, BenchCheck, BenchLine, BenchRecord
+from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_seconds
+from ouro_build.runtime.driver import open_driver
+from ouro_build.runtime.executor import Executor
+from ouro_build.runtime.load_time import load_time_values
+from ouro_build.runtime.machine import device_record, probe
+from ouro_build.runtime.paths import NO_CUDA, Choice, WorkerPath, choose_path, torch_has_cuda
+from ouro_build.runtime.pools import Pools
+from ouro_build.runtime.scenes import blocks_needed
+from ouro_build.runtime.startup import StartupClock
+from ouro_build.runtime.timing import median_ms
+from ouro_build.runtime.trial import Compared, Trial
+from ouro_build.runtime.worker import open_pools
+
+CHECKED = ("recurrent", "coda")
+"""Programs that are tried in every arrangement of live rows."""
+NO_TORCH = "torch is not installed"
+_MOST_ERROR = 1e9
+_ONCE = ("prelude", "coda", "sample", "advance")
+_OUTSIDE_LOOPS = frozenset(("embedding", "lm_head", INV_FREQ))
+
+Shape = tuple[int, int]
+"""Rows, and the context that each of them has."""
+
+
+def bench_decode(
+    artifact: Artifact,
+    shapes: Sequence[Shape],
+    *,
+    executor: Choice = "auto",
+    weights: str | None = None,
+    device: int = 0,
+    baseline: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> BenchRecord:
+    """Check the programs that decode steps of `shapes` run, then time such steps; with `baseline` the same in torch.
+
+    The record has no times if a check failed. `say` is told what is being done. Raises UsageError for a shape that the
+    artifact or this machine has no room for, MissingExtraError if the baseline lacks torch, FitError if the artifact does not
+    fit, DeviceError if the device fails.
+    """
+    machine = probe(device)
+    bench = _Bench(artifact, choose_path(artifact.manifest, machine, executor, None), machine, weights, device)
+    if baseline:
+        _check_baseline(bench.path)
+    for rows, context in shapes:
+        check_shape(artifact.manifest.geometry, rows, context, bench.path.kv_blocks)
+    return bench.run(shapes, baseline, say)
+
+
+def step_bytes(manifest: Manifest, rows: int, context: int) -> int:
+    """Bytes that a decode step must read: the weights of a loop once a loop, the LM head, every row's keys and values."""
+    model = manifest.model
+    sizes = {tensor.name: tensor.bytes for tensor in manifest.weights.tensors}
+    loop = sum(size for name, size in sizes.items() if name not in _OUTSIDE_LOOPS)
+    head = sizes["embedding" if model.tied_embeddings else "lm_head"]
+    return model.loops * loop + head + rows * context * model.kv_bytes_per_token
+
+
+def step_launches(manifest: Manifest, index: PlanIndex, bucket: int) -> tuple[int, float]:
+    """Kernels that a step launches, and those of a loop over the number of layers."""
+    counts = {entry.key: entry.launches for entry in index.plans}
+    loop = counts[ProgramKey("recurrent", bucket)]
+    once = sum(counts[ProgramKey(program, bucket)] for program in _ONCE)
+    return once + manifest.model.loops * loop, loop / manifest.model.layers
+
+
+def make_line(manifest: Manifest, index: PlanIndex, shape: Shape, ms: float, read_tb_s: float | None) -> BenchLine:
+    """What a step of `shape` that takes `ms` milliseconds amounts to."""
+    rows, context = shape
+    bucket = _bucket(manifest, rows)
+    moved = step_bytes(manifest, rows, context)
+    launches, launches_layer = step_launches(manifest, index, bucket)
+    rate = moved / ms / 1e9
+    return BenchLine(
+        rows=rows,
+        bucket=bucket,
+        context=context,
+        ms=ms,
+        bytes=moved,
+        tb_s=rate,
+        read_share=None if read_tb_s is None else rate / read_tb_s,
+        launches=launches,
+        launches_layer=launches_layer,
+        tokens_s=rows / ms * 1e3,
+    )
+
+
+def _bucket(manifest: Manifest, rows: int) -> int:
+    return next(bucket for bucket in manifest.geometry.buckets if bucket >= rows)
+
+
+def _check_baseline(path: WorkerPath) -> None:
+    if find_spec("torch") is None:
+        hint = "Install it with: pip install 'ouro-build[reference]'"
+        raise MissingExtraError(NO_TORCH, where="--baseline torch", hint=hint)
+    if not path.on_device:
+        raise UsageError("it runs on a CUDA device only", where="--baseline torch", hint="Leave it out on this machine.")
+    if not torch_has_cuda():
+        raise MissingExtraError(NO_CUDA, where="--baseline torch", hint="Install torch with CUDA.")
+
+
+def _check(program: str, bucket: int, context: int, found: Compared) -> BenchCheck:
+    return BenchCheck(
+        program=program,
+        bucket=bucket,
+        context=context,
+        patterns=found.patterns,
+        executors=found.executors,
+        bit_equal=found.bit_equal,
+        error=None if found.error is None else min(found.error, _MOST_ERROR),
+        right=found.right,
+    )
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """What is measured, and where."""
+
+    artifact: Artifact
+    path: WorkerPath
+    machine: Machine
+    weights: str | None
+    device: int
+
+    def run(self, shapes: Sequence[Shape], baseline: bool, say: Callable[[str], None]) -> BenchRecord:
+        """Check, and time what is right."""
+        manifest = self.artifact.manifest
+        say("checking programs in made-up states")
+        buckets = sorted({_bucket(manifest, rows) for rows, _ in shapes})
+        with self._opened(blocks_needed(manifest.geometry, buckets[-1])) as pools:
+            checks, unchecked = self._programs(pools, buckets)
+        record = BenchRecord(
+            identity=self.artifact.identity,
+            target=self.path.target.part.name,
+            executor=self.path.executor,
+            device=device_record(self.machine) if self.path.on_device else None,
+            unchecked=unchecked,
+            checks=checks,
+            read_bytes=manifest.weights.bytes,
+            read_tb_s=None,
+            lines=(),
+            baseline=(),
+            notes=self.path.notes,
+        )
+        if record.right:
+            record = self._timed(record, shapes, say)
+        if baseline and record.right:
+            say("timing torch")
+            record = msgspec.structs.replace(record, baseline=self._baseline(shapes))
+        return record
+
+    @contextmanager
+    def _opened(self, kv_blocks: int) -> Iterator[Pools]:
+        path = replace(self.path, kv_blocks=kv_blocks)
+        driver = open_driver(self.device) if path.on_device else None
+        pools = open_pools(self.artifact, path, self.weights, StartupClock(), driver)
+        try:
+            yield pools
+        finally:
+            pools.close()
+
+    def _programs(self, pools: Pools, buckets: Sequence[int]) -> tuple[tuple[BenchCheck, ...], str]:
+        """Try the programs that take nearly all of a step; and say why there was no reference to compare with, if so."""
+        reference, unchecked = self._reference(pools)
+        trial = Trial(self.artifact.manifest, pools, reference)
+        keys = [ProgramKey(program, bucket) for bucket in buckets for program in CHECKED]
+        try:
+            return tuple(_check(key.program, key.bucket, 0, trial.compare(key)) for key in keys), unchecked
+        finally:
+            if reference is not None:
+                reference.close()
+
+    def _reference(self, pools: Pools) -> tuple[Executor | None, str]:
+        if find_spec("torch") is None:
+            return None, NO_TORCH
+        if self.path.on_device and not torch_has_cuda():
+            return None, NO_CUDA
+        from ouro_build.runtime.reference import ReferenceExecutor
+
+        target = self.path.target
+        multiprocessors = self.machine.sm_count if self.path.on_device else target.part.sm_count
+        values = load_time_values(self.artifact.manifest.kv, pools.kv_blocks, multiprocessors)
+        return ReferenceExecutor(*self.artifact.plans(target), pools.memory, values, self.device), ""
+
+    def _timed(self, record: BenchRecord, shapes: Sequence[Shape], say: Callable[[str], None]) -> BenchRecord:
+        """Check whole steps at their contexts, all of them, then time them and the reading of the weights."""
+        manifest = self.artifact.manifest
+        blocks = max(rows * blocks_of(manifest.geometry, context) for rows, context in shapes)
+        with self._opened(blocks) as pools:
+            checks = list(record.checks)
+            for rows, context in shapes:
+                say(f"checking a step of {rows} rows, context {context}")
+                found = DecodeStep(manifest.model, manifest.geometry, pools, rows, context).compare()
+                checks.append(_check("step", _bucket(manifest, rows), context, found))
+            failures = tuple(f"{error.where}: {error.what}" for error in pools.failures.values())
+            record = msgspec.structs.replace(record, checks=tuple(checks), notes=(*record.notes, *pools.notes, *failures))
+            if not record.right:
+                return record
+            say("timing")
+            seconds = read_seconds(pools)
+            rate = None if seconds is None else manifest.weights.bytes / min(seconds) / 1e12
+            lines = []
+            for shape in shapes:
+                ms = median_ms(DecodeStep(manifest.model, manifest.geometry, pools, *shape).seconds())
+                lines.append(make_line(manifest, pools.index, shape, ms, rate))
+        return msgspec.structs.replace(record, read_tb_s=rate, lines=tuple(lines))
+
+    def _baseline(self, shapes: Sequence[Shape]) -> tuple[BaselineLine, ...]:
+        from ouro_build.runtime.torch_baseline import time_decode
+
+        lines = []
+        for rows, context in shapes:
+            took = time_decode(self.artifact.manifest.model, rows, context, self.device)
+            lines.append(BaselineLine(rows=rows, context=context, eager_ms=took.eager_ms, graph_ms=took.graph_ms))
+        return tuple(lines)

@@ -1,0 +1,107 @@
+"""`ouro-worker bench`: how fast an artifact runs here."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from ouro_build.artifacts.console import Output
+from ouro_build.artifacts.errors import UsageError
+from ouro_build.artifacts.reader import open_artifact
+from ouro_build.artifacts.records import BenchCheck, BenchRecord
+from ouro_build.runtime.paths import Choice
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_COLUMNS = (
+    "rows", "bucket", "context", "ms a step", "GB", "TB/s", "of reading", "launches", "a layer", "tokens/s", "torch eager ms",
+    "torch graph ms",
+)  # fmt: skip
+
+
+@click.group("bench")
+def bench() -> None:
+    """Measure an artifact on this machine; nothing is timed that is not right."""
+
+
+@bench.command("decode")
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--rows", default="1", show_default=True, help="Row counts, e.g. 1,8.")
+@click.option("--context", default="1024", show_default=True, help="Tokens that every row has, one number or several.")
+@click.option("--executor", type=click.Choice(("auto", "graph", "launch", "reference")), default="auto", show_default=True,
+              help="The path to take.")  # fmt: skip
+@click.option("--weights", help="Where the weights are, if not in the artifact: DIR, FILE or preset:NAME.")
+@click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="CUDA device number.")
+@click.option("--baseline", type=click.Choice(("torch",)), help="Time the same step in torch too, on random weights.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def decode_command(
+    artifact: Path,
+    rows: str,
+    context: str,
+    executor: Choice,
+    weights: str | None,
+    device: int,
+    baseline: Literal["torch"] | None,
+    as_json: bool,
+) -> int:
+    """Check the programs of decode steps, then time steps at every given number of rows and context."""
+    from ouro_build.runtime.bench import bench_decode  # a worker that only runs should not load it
+
+    shapes = list(product(_numbers(rows, "--rows"), _numbers(context, "--context")))
+    out = Output(json=as_json)
+    opened = open_artifact(artifact, "all_but_weights")
+    record = bench_decode(
+        opened, shapes, executor=executor, weights=weights, device=device, baseline=baseline is not None, say=out.say
+    )
+    for note in record.notes:
+        out.say(f"note: {note}")
+    if record.unchecked:
+        out.say(f"not checked against the reference: {record.unchecked}")
+    out.data(record, _drawn)
+    if not record.right:
+        out.say("a check failed, so nothing was timed; please report it, and do not deploy the artifact here")
+    return 0 if record.right else 1
+
+
+def _numbers(text: str, flag: str) -> list[int]:
+    try:
+        found = [int(item) for item in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a list of numbers", where=flag, hint=f"Write it like {flag} 1,8") from error
+    return list(dict.fromkeys(found))
+
+
+def _drawn(record: BenchRecord) -> RenderableType:
+    """The times, or the checks where one failed."""
+    if not record.right:
+        return "\n".join(map(_check_text, record.checks))
+    from rich.table import Table
+
+    where = record.device.name if record.device else "the host"
+    read = "" if record.read_tb_s is None else f", which reads {record.read_bytes / 1e9:.2f} GB at {record.read_tb_s:.3g} TB/s"
+    shown = Table(*_COLUMNS, title=f"decode by {record.executor} on {where}{read}")
+    torch_times = {(line.rows, line.context): line for line in record.baseline}
+    for line in record.lines:
+        share = "–" if line.read_share is None else f"{line.read_share:.3f}"
+        torch = torch_times.get((line.rows, line.context))
+        eager, graph = ("–", "–") if torch is None else (f"{torch.eager_ms:.2f}", f"{torch.graph_ms:.2f}")
+        shown.add_row(
+            str(line.rows), str(line.bucket), str(line.context), f"{line.ms:.3f}", f"{line.bytes / 1e9:.2f}",
+            f"{line.tb_s:.3g}", share, str(line.launches), f"{line.launches_layer:.1f}", f"{line.tokens_s:.0f}", eager, graph,
+        )  # fmt: skip
+    return shown
+
+
+def _check_text(check: BenchCheck) -> str:
+    at = f", context {check.context}" if check.context else ""
+    error = "not compared" if check.error is None else f"{check.error:.3g} tolerances"
+    bits = "bit-equal" if check.bit_equal else "bits DIFFER"
+    verdict = "right" if check.right else "WRONG"
+    return (
+        f"{check.program}/{check.bucket}{at}: {verdict}; {bits} ({', '.join(check.executors)}; {check.patterns} patterns), "
+        f"reference: {error}"
+    )

@@ -1,0 +1,147 @@
+"""`ouro-worker bench decode` on a machine without a GPU: checks, then times, and times nothing that is not right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+
+from ouro_build.artifacts.console import exit_code
+from ouro_build.artifacts.plan import Pool, ProgramKey
+from ouro_build.artifacts.schema import schema
+from ouro_build.builder.build import build
+from ouro_build.builder.cache import ImageCache
+from ouro_build.builder.plan_target import prepare
+from ouro_build.builder.spec import BuildSpec, find_parts
+from ouro_build.runtime import bench, host_pools, timing
+from ouro_build.runtime.cli import cli
+from ouro_build.runtime.machine import probe
+from ouro_build.runtime.reference import ReferenceExecutor
+
+pytestmark = pytest.mark.skipif(not probe().reason, reason="these are about a machine without a GPU")
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory, image_cache: ImageCache) -> Path:
+    spec = BuildSpec("preset:tiny", find_parts(["sm_90"]), (1, 4), (16,), max_context=64, dtype="float32")
+    return build(prepare(spec), tmp_path_factory.mktemp("bench") / "tiny.ouro", cache=image_cache, workers=2).path
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "BUDGET", 0.0)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["bench", "decode", *map(str, arguments)], standalone_mode=False)
+
+
+def test_checks_then_times(artifact: Path) -> None:
+    result = run(artifact, "--rows", "1,3", "--context", "33", "--json")
+    assert result.return_value == 0, result.output
+    said = json.loads(result.stdout)
+    jsonschema.Draft202012Validator(schema("bench")).validate(said)
+    assert (said["schema"], said["executor"], said["device"], said["unchecked"]) == ("ouro-bench/1", "reference", None, "")
+    assert [(c["program"], c["bucket"], c["context"]) for c in said["checks"]] == [
+        ("recurrent", 1, 0), ("coda", 1, 0), ("recurrent", 4, 0), ("coda", 4, 0), ("step", 1, 33), ("step", 4, 33),
+    ]  # fmt: skip
+    assert all(c["bit_equal"] and c["right"] for c in said["checks"])
+    assert all(c["error"] <= 1 for c in said["checks"] if c["program"] != "step")
+    assert [(line["rows"], line["bucket"], line["context"]) for line in said["lines"]] == [(1, 1, 33), (3, 4, 33)]
+    assert all(line["ms"] > 0 and line["read_share"] > 0 for line in said["lines"])
+    assert said["read_tb_s"] > 0
+    assert said["baseline"] == []
+
+
+def test_a_table_for_people(artifact: Path) -> None:
+    result = run(artifact, "--rows", "4", "--context", "64")
+    assert result.return_value == 0, result.output
+    assert "decode by reference on the host" in result.stdout
+    assert "not checked" not in result.stderr
+
+
+class Wrong(ReferenceExecutor):
+    """Turns the sign of the first logit after every `coda`."""
+
+    program, every, byte, mask = "coda", 1, 3, 0x80
+    runs = 0
+
+    def run(self, key: ProgramKey) -> None:
+        super().run(key)
+        if key.program == self.program:
+            type(self).runs += 1
+            if self.runs % self.every == 0:
+                logits = next(b for b in self._index.buffers if b.name == "logits")
+                self._arenas[Pool.IO][logits.offset + self.byte] ^= self.mask
+
+
+class Unsteady(Wrong):
+    """Another last bit every other time."""
+
+    every, byte, mask = 2, 0, 1
+
+
+class UnsteadyStep(Unsteady):
+    """The same, where only whole steps can show it."""
+
+    program = "sample"
+
+
+@pytest.mark.parametrize(
+    ("executor", "program", "bit_equal"), [(Wrong, "coda", True), (Unsteady, "coda", False), (UnsteadyStep, "step", False)]
+)
+def test_nothing_is_timed_that_is_not_right(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, executor: type[Wrong], program: str, bit_equal: bool
+) -> None:
+    monkeypatch.setattr(host_pools, "ReferenceExecutor", executor)
+    result = run(artifact, "--rows", "1", "--context", "20", "--json")
+    assert result.return_value == 1
+    said = json.loads(result.stdout)
+    assert (said["lines"], said["read_tb_s"], said["baseline"]) == ([], None, [])
+    (wrong,) = [c for c in said["checks"] if not c["right"]]
+    assert (wrong["program"], wrong["bit_equal"]) == (program, bit_equal)
+    assert "nothing was timed" in result.stderr
+    text = run(artifact, "--rows", "1", "--context", "20")
+    assert text.return_value == 1
+    assert f"{program}/1" in text.stdout
+    assert "WRONG" in text.stdout
+    assert "ms" not in text.stdout
+
+
+def test_without_torch_it_says_what_was_not_checked(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    result = run(artifact, "--context", "20", "--json")
+    assert result.return_value == 0, result.output
+    assert "not checked against the reference: torch is not installed" in result.stderr
+    said = json.loads(result.stdout)
+    assert said["unchecked"] == "torch is not installed"
+    assert all(c["error"] is None for c in said["checks"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--rows", "x"], 2),
+        (["--rows", "0"], 2),
+        (["--rows", "5"], 2),
+        (["--context", "65"], 2),
+        (["--context", "1,"], 2),
+        (["--baseline", "torch"], 2),
+        (["--executor", "graph"], 3),
+    ],
+)
+def test_bad_values_have_their_exit_codes(artifact: Path, arguments: list[str], code: int) -> None:
+    assert exit_code(cli, ["bench", "decode", str(artifact), "--context", "20", *arguments]) == code
+
+
+def test_the_baseline_names_the_extra(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    assert exit_code(cli, ["bench", "decode", str(artifact), "--context", "20", "--baseline", "torch"]) == 1
+
+
+def test_damage_is_refused_with_exit_4(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    assert exit_code(cli, ["bench", "decode", str(tmp_path)]) == 4

@@ -1,0 +1,80 @@
+"""A trial sees one bit that differs between executors, and what the reference does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from ouro_build.artifacts.manifest import Manifest
+from ouro_build.artifacts.plan import Pool, ProgramKey
+from ouro_build.runtime.executor import Executor, ExecutorName
+from ouro_build.runtime.pools import Pools
+from ouro_build.runtime.trial import Compared, Trial
+from tests.reference_worker import GOLDEN, ReferenceWorker, reference_worker
+
+KEY = ProgramKey("coda", 1)
+
+
+@cache
+def worker() -> ReferenceWorker:
+    return reference_worker(str(GOLDEN / "mha-fp32"), buckets=(1, 2), prefill_buckets=(16,), max_context=64, kv_blocks=64)
+
+
+class Flipping:
+    """The reference, but for `mask` over a byte of the logits of every run in `runs` (None: every one)."""
+
+    def __init__(self, name: ExecutorName, mask: int = 0, at: int = 0, runs: Sequence[int] | None = None) -> None:
+        self.name: ExecutorName = name
+        self._mask, self._at, self._runs, self._count = mask, at, runs, 0
+        self._inner: Any = worker().steps._dispatcher._executors[0]
+
+    def has(self, key: ProgramKey) -> bool:
+        return bool(self._inner.has(key))
+
+    def run(self, key: ProgramKey) -> None:
+        self._inner.run(key)
+        if self._runs is None or self._count in self._runs:
+            logits = next(b for b in worker().preparation.targets[0].index.buffers if b.name == "logits")
+            worker().memory.arena(Pool.IO)[logits.offset + self._at] ^= np.uint8(self._mask)
+        self._count += 1
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def compare(*executors: Executor, reference: Executor | None = None) -> Compared:
+    w = worker()
+    pools = Pools(w.preparation.targets[0].index, w.memory, w.kv_blocks, executors, {}, lambda: None)
+    manifest = cast(Manifest, SimpleNamespace(model=w.steps.model, geometry=w.steps.geometry))
+    return Trial(manifest, pools, reference).compare(KEY)
+
+
+def test_equal_executors_are_right() -> None:
+    found = compare(Flipping("graph"), Flipping("launch"), reference=Flipping("reference"))
+    assert found == Compared(1, ("graph", "launch"), True, 0.0)
+    assert found.right
+    assert compare(Flipping("graph")) == Compared(1, ("graph",), True, None)
+
+
+def test_one_bit_between_graph_and_launch_is_seen() -> None:
+    found = compare(Flipping("graph", mask=1), Flipping("launch"), reference=Flipping("reference"))
+    assert (found.bit_equal, found.right) == (False, False)
+    assert found.error == 0.0, "the launches are what is held against the reference"
+
+
+def test_an_executor_alone_must_repeat_itself() -> None:
+    assert not compare(Flipping("launch", mask=1, runs=[1])).right
+    assert compare(Flipping("launch", mask=1)).right
+
+
+def test_what_both_do_wrong_is_seen_against_the_reference() -> None:
+    sign = 0x80, 3
+    found = compare(Flipping("graph", *sign), Flipping("launch", *sign), reference=Flipping("reference"))
+    assert found.bit_equal
+    assert found.error is not None
+    assert found.error > 1
+    assert not found.right
