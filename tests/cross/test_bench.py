@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from ouro_build.artifacts.console import exit_code
 from ouro_build.artifacts.plan import Pool, ProgramKey
+from ouro_build.artifacts.reader import Artifact
 from ouro_build.artifacts.schema import schema
 from ouro_build.builder.build import build
 from ouro_build.builder.cache import ImageCache
@@ -18,8 +19,11 @@ from ouro_build.builder.plan_target import prepare
 from ouro_build.builder.spec import BuildSpec, find_parts
 from ouro_build.runtime import bench, host_pools, timing
 from ouro_build.runtime.cli import cli
+from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.machine import probe
+from ouro_build.runtime.paths import NO_CUDA
 from ouro_build.runtime.reference import ReferenceExecutor
+from tests.unit.runtime.fake_driver import FakeDriver, Node, cubin
 
 pytestmark = pytest.mark.skipif(not probe().reason, reason="these are about a machine without a GPU")
 
@@ -145,3 +149,53 @@ def test_the_baseline_names_the_extra(artifact: Path, monkeypatch: pytest.Monkey
 def test_damage_is_refused_with_exit_4(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     assert exit_code(cli, ["bench", "decode", str(tmp_path)]) == 4
+
+
+LOGITS = "linear_few"
+"""The kernel that writes logits."""
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """A GPU whose kernels do nothing, but that logits become zero."""
+    made = FakeDriver(memory=8 << 30)
+    read = Artifact.read
+
+    def image(self: Artifact, path: str) -> bytes:
+        """What the fake loads in place of an image."""
+        records = (r for target in self.manifest.targets for r in target.images if r.path == path)
+        return next((cubin(r.function, r.parameters) for r in records), None) or read(self, path)
+
+    monkeypatch.setattr(Artifact, "read", image)
+    monkeypatch.setattr(bench, "probe", lambda device: probe(device, made))
+    monkeypatch.setattr(bench, "open_driver", lambda device: open_driver(device, made))
+    made.behaviours[LOGITS] = lambda api, node: write_logits(api, node, 0)
+    return made
+
+
+def write_logits(api: FakeDriver, node: Node, byte: int) -> None:
+    """Fill all rows of what the LM head writes; the other matrices write a workspace, where it makes no difference."""
+    api.view(node.arguments[3], 512 * 4).fill(byte)
+
+
+def test_on_a_device_graph_and_launch_are_compared_and_the_graph_timed(artifact: Path, api: FakeDriver) -> None:
+    result = run(artifact, "--rows", "1", "--context", "33,64", "--json")
+    assert result.return_value == 0, result.output
+    said = json.loads(result.stdout)
+    jsonschema.Draft202012Validator(schema("bench")).validate(said)
+    assert (said["executor"], said["target"], said["unchecked"]) == ("graph", "h200", NO_CUDA)
+    assert all(c["executors"] == ["graph", "launch"] for c in said["checks"])
+    assert [line["context"] for line in said["lines"]] == [33, 64]
+    steps = 2 + 3 * 5  # warming up, then three batches
+    programs = 4 + 4  # of a step: four loops, four once
+    assert api.calls["cuGraphLaunch"] == len(bench.CHECKED) + 2 * (1 + steps) * programs + steps
+    assert api.live() == {}
+
+
+def test_on_a_device_a_graph_that_differs_from_its_launches_is_not_timed(artifact: Path, api: FakeDriver) -> None:
+    count = iter(range(1000))
+    api.behaviours[LOGITS] = lambda api, node: write_logits(api, node, next(count) % 64)
+    result = run(artifact, "--rows", "1", "--context", "33")
+    assert result.return_value == 1
+    assert "bits DIFFER (graph, launch" in result.stdout
+    assert api.live() == {}
