@@ -14,6 +14,7 @@ from ouro_build.artifacts.manifest import CHUNK, CHUNKED_ABOVE, FileRecord
 
 _READ = 1 << 20
 _T = TypeVar("_T")
+COPY_AGAIN = "Copy the artifact again, or build it again."
 
 
 def chunk_count(size: int) -> int:
@@ -89,10 +90,11 @@ def _compare(record: FileRecord, pending: _Pending) -> None:
         found = _result(record, chunk)
         if found != expected:
             first, last = i * CHUNK, min((i + 1) * CHUNK, record.bytes)
-            raise ArtifactError(f"sha256 of bytes {first} … {last} is {found}, {expected} expected", where=record.path)
+            what = f"sha256 of bytes {first} … {last} is {found}, {expected} expected"
+            raise ArtifactError(what, where=record.path, hint=COPY_AGAIN)
     found = _result(record, pending.whole)
     if found != record.sha256:
-        raise ArtifactError(f"sha256 is {found}, {record.sha256} expected", where=record.path)
+        raise ArtifactError(f"sha256 is {found}, {record.sha256} expected", where=record.path, hint=COPY_AGAIN)
 
 
 def _result(record: FileRecord, future: Future[_T]) -> _T:

@@ -13,7 +13,7 @@
     │   └── VersionError               its format is newer than this software
     ├── RequestError         exit 1   a request that cannot be served
     └── DeviceError          exit 1   a CUDA call failed
-        ├── NoDeviceError              there is no GPU to use: no driver, or no device
+        ├── NoDeviceError   exit 3   there is no GPU to use: no driver, or no device
         └── RestoreError               a graph cannot be restored
 
 Each says what was wrong, where (file, field, figures), and what to do next.
@@ -93,7 +93,9 @@ class DeviceError(OuroError):
 
 
 class NoDeviceError(DeviceError):
-    """There is no GPU to use: no bindings, no driver, or no device."""
+    """There is no GPU to use: no bindings, no driver, or no device. To a command that needs one, the machine does not fit."""
+
+    exit_code = 3
 
 
 class RestoreError(DeviceError):

@@ -75,8 +75,9 @@ def check_arguments(index: PlanIndex, columns: Columns, where: str) -> None:
 def check_graphs(index: PlanIndex, columns: Columns, where: str) -> None:
     """Raise ArtifactError unless every graph of `index` runs plans that there are, joined as they can be.
 
-    A programmatic join needs a plan all of whose first launches wait for what is before them.
+    A programmatic edge needs a launch that waits inside, a programmatic join a plan all of whose first launches do.
     """
+    _check_edges(index, columns, where)
     plans = {entry.key: i for i, entry in enumerate(index.plans)}
     seen: set[ProgramKey] = set()
     for i, graph in enumerate(index.graphs):
@@ -90,6 +91,17 @@ def check_graphs(index: PlanIndex, columns: Columns, where: str) -> None:
             _check_step(index, columns, step, at)
         if graph.key in plans and [(s.plan, s.times) for s in graph.steps] != [(plans[graph.key], 1)]:
             raise ArtifactError("it has the key of a plan, and is not that plan once", where=at)
+
+
+def _check_edges(index: PlanIndex, columns: Columns, where: str) -> None:
+    launches, edges = columns.launches, columns.dependencies["edge"]
+    waits = np.array([s.options.programmatic for s in index.specializations] or [False])
+    owners = np.repeat(np.arange(len(launches)), launches["dependencies"])
+    bad = owners[(edges == Edge.PROGRAMMATIC) & ~waits[launches["specialization"][owners]]]
+    if len(bad):
+        kernel = index.specializations[int(launches["specialization"][bad[0]])].kernel
+        what = f"launch {int(bad[0])} ({kernel}) may start before another has ended, and does not wait inside"
+        raise ArtifactError(what, where=where)
 
 
 def _check_step(index: PlanIndex, columns: Columns, step: GraphStep, where: str) -> None:

@@ -169,9 +169,15 @@ def _remove_leftovers(output: Path) -> dict[Path, str]:
             if lock is None:
                 live[staging] = _owner(staging)
             else:
-                shutil.rmtree(staging.with_name(staging.name + _ASIDE), ignore_errors=True)
+                _settle_aside(staging.with_name(staging.name + _ASIDE), output)
                 _release(staging, lock)
     return live
+
+
+def _settle_aside(aside: Path, output: Path) -> None:
+    """Bring back what a killed build had moved aside, if nothing has taken its place; else remove it."""
+    if not (aside / MANIFEST).is_file() or not _rename(aside, output):
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _owner(staging: Path) -> str:

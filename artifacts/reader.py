@@ -13,7 +13,7 @@ import msgspec
 
 from ouro_build.artifacts.checks import check_manifest
 from ouro_build.artifacts.columns import Columns, PlanIndex, columns_from_bytes
-from ouro_build.artifacts.digests import check_bytes, verify_files, verify_sizes
+from ouro_build.artifacts.digests import COPY_AGAIN, check_bytes, verify_files, verify_sizes
 from ouro_build.artifacts.errors import ArtifactError, UsageError
 from ouro_build.artifacts.manifest import (
     MANIFEST,
@@ -30,7 +30,6 @@ from ouro_build.artifacts.plan_checks import check_arguments, check_graphs, chec
 
 TOKENIZER = "tokenizer/tokenizer.json"
 Verify = Literal["full", "all_but_weights", "sizes"]
-_HINT = "Copy the artifact again, or build it again."
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def open_artifact(path: Path, verify: Verify = "full", workers: int | None = Non
     try:
         return _open(path.resolve(), verify, workers)
     except ArtifactError as error:
-        raise ArtifactError(error.what, where=_inside(path, error.where), hint=error.hint or _HINT) from error
+        raise ArtifactError(error.what, where=_inside(path, error.where), hint=error.hint or COPY_AGAIN) from error
 
 
 def _open(path: Path, verify: Verify, workers: int | None) -> Artifact:
@@ -137,7 +136,7 @@ def _read(root: Path, record: FileRecord) -> bytes:
     try:
         data = (root / record.path).read_bytes()
     except OSError as error:
-        raise ArtifactError(f"cannot be read: {error.strerror}", where=record.path, hint=_HINT) from error
+        raise ArtifactError(f"cannot be read: {error.strerror}", where=record.path, hint=COPY_AGAIN) from error
     check_bytes(record, data)
     return data
 

@@ -18,6 +18,7 @@ from ouro_build.artifacts.presets import find_preset, shipped_folder
 from ouro_build.artifacts.safetensors_file import FILLER, SafetensorsFile
 
 FLAG = "--weights"
+OTHER_WEIGHTS = "Give the checkpoint (or preset and seed) of the build: ouro-artifact inspect names it."
 
 
 class PackedFile:
@@ -44,6 +45,13 @@ def open_weights(source: str, model: ModelConfig, seed: int = 0) -> WeightSource
 
     Raises UsageError for an unknown preset, CheckpointError for what does not hold this model's weights.
     """
+    try:
+        return _open_weights(source, model, seed)
+    except CheckpointError as error:
+        raise CheckpointError(error.what, where=error.where, hint=error.hint or OTHER_WEIGHTS) from error
+
+
+def _open_weights(source: str, model: ModelConfig, seed: int) -> WeightSource:
     shipped = shipped_folder(source)
     if shipped is not None:
         return Checkpoint(shipped, model)

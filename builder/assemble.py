@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 from ouro_build.artifacts.manifest import WEIGHTS, ImageRecord, Manifest, TargetRecord, WeightsRecord
@@ -60,7 +61,8 @@ def files(preparation: Preparation, complete: Manifest, work: Work, images: Imag
     """Every file of the artifact by its path, but for the manifest and the oracle. Embedded weights are there already."""
     found = plan_files(complete, {t.part.name: (t.index, t.columns) for t in preparation.targets})
     for target in preparation.targets:
-        found |= {_image_path(target.part, job): images[job.key].cubin for job in work[target.part.name]}
+        made = ((job, images[job.key]) for job in work[target.part.name])
+        found |= {_image_path(target.part, job, image): image.cubin for job, image in made}
     if complete.weights.embedded:
         found[WEIGHTS] = complete.weights.file
     if preparation.source.folder is not None:
@@ -68,13 +70,15 @@ def files(preparation: Preparation, complete: Manifest, work: Work, images: Imag
     return found
 
 
-def _image_path(part: Part, job: Job) -> str:
-    return f"images/{part.name}/{job.specialization.kernel}-{job.key[:_DIGEST_DIGITS]}.cubin"
+def _image_path(part: Part, job: Job, image: Image) -> str:
+    """Named by the image's own digest: how images are cached between builds is no part of an artifact."""
+    digest = hashlib.sha256(image.cubin).hexdigest()
+    return f"images/{part.name}/{job.specialization.kernel}-{digest[:_DIGEST_DIGITS]}.cubin"
 
 
 def _image_record(part: Part, job: Job, image: Image) -> ImageRecord:
     return ImageRecord(
-        path=_image_path(part, job),
+        path=_image_path(part, job, image),
         function=image.function,
         registers=image.registers,
         spills=image.spills,

@@ -19,9 +19,10 @@ from ouro_build import kernels
 from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.plan import Specialization
 from ouro_build.builder.toolchain import Toolchain
+from ouro_build.kernels import registry
 
-ENTRY_FORMAT = 1
-"""Part of every key: raised when what an entry holds, or how images are compiled, changes."""
+ENTRY_FORMAT = 2
+"""Part of every key: raised when what an entry holds, or how images are compiled or checked, changes."""
 _ROOT = "ouro_build.kernels."
 
 
@@ -81,11 +82,12 @@ def default_folder() -> Path:
 
 
 def image_key(specialization: Specialization, arch: str, toolchain: Toolchain) -> str:
-    """sha256 of everything that decides the bytes of an image, in hex."""
+    """sha256, in hex, of everything that decides the bytes of an image and whether it is accepted."""
     parts = {
         "format": ENTRY_FORMAT,
         "source": source_digest(f"{_ROOT}{specialization.kernel}.source"),
         "specialization": specialization,
+        "early": registry.kernel(specialization.kernel).early,
         "arch": arch,
         "triton": toolchain.triton,
         "ptxas": toolchain.ptxas[arch],

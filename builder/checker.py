@@ -25,7 +25,7 @@ def check(
     buffers: Sequence[Buffer],
     pools: Mapping[Pool, int],
     writes: Parameters,
-    early: Parameters = lambda kernel: (),
+    early: Parameters,
 ) -> None:
     """Raise BuildError listing every violation; `pools` gives the bytes of each pool of fixed size.
 

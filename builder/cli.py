@@ -83,14 +83,18 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
     type=click.Choice(["embed", "reference"]),
     default="embed",
     show_default=True,
-    help="Put them in, or only name them.",
+    help="Put them in, or leave them out and record their digests.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of a preset's weights.")
 @click.option("--workers", type=click.IntRange(min=1), help="Compiler processes.  [default: one a core]")
 @click.option(
     "--cache-dir", type=click.Path(path_type=Path), help="Compiled images between builds.  [default: the user's cache]"
 )
-@click.option("--record", type=click.Path(path_type=Path), help="Where to put what is observed on this machine's GPU.")
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    help="Where to put what is observed on a GPU here.  [default: OUT.ouro.observed]",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan; compile and write nothing.")
 @click.option("--force", is_flag=True, help="Replace an artifact that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -10,7 +10,7 @@ from ouro_build.artifacts.errors import ArtifactError, CheckpointError, UsageErr
 from ouro_build.artifacts.manifest import WEIGHTS, Manifest, WeightsRecord
 from ouro_build.artifacts.publish import publishing
 from ouro_build.artifacts.reader import Artifact
-from ouro_build.artifacts.weight_source import open_weights
+from ouro_build.artifacts.weight_source import OTHER_WEIGHTS, open_weights
 from ouro_build.artifacts.weight_stream import check_layout, write_weights
 from ouro_build.artifacts.writer import Content, write_artifact
 
@@ -47,7 +47,7 @@ def _check_same(found: WeightsRecord, expected: WeightsRecord, label: str) -> No
         raise CheckpointError(
             f"{wrong[0]}{more} differ from the weights the artifact was built for",
             where=f"--weights {label}",
-            hint="Give the checkpoint (or preset and seed) of the build: ouro-artifact inspect names it.",
+            hint=OTHER_WEIGHTS,
         )
     if found.file != expected.file:
         raise ArtifactError("the weights file described there cannot be made from these tensors", where="weights.file")

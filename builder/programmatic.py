@@ -10,7 +10,10 @@ from collections.abc import Collection, Iterator
 
 _WAIT = "griddepcontrol.wait"
 _ANY = "griddepcontrol"
-_REGISTER = re.compile(r"%[A-Za-z_]\w*")
+# Inline assembly may name registers of its own, without a %.
+_REGISTER = re.compile(r"(?<![\w.%$])[%$]?[A-Za-z_]\w*")
+_GUARD = re.compile(r"@!?[%$]?\w+\s+")
+_OPENING = re.compile(r"([{}]|[$%\w]+:)\s*")  # a scope's brace or a label: neither is a part of what follows it
 _PARAMETER = re.compile(r"\[\s*\w+_param_(\d+)")
 _SKIPPED = re.compile(r"(//.*)|(\.loc\b.*)")
 # Leaving the straight line: what follows would not be reached by every program.
@@ -19,6 +22,9 @@ _LEAVES = ("bra", "brx", "ret", "exit", "call", "trap")
 _READS = ("ld", "ldu", "cp", "prefetch", "tex", "suld")
 _WRITES = ("st", "atom", "red", "sust", "multimem")
 _OWN = (".shared", ".param", ".local", ".const")
+
+_Origins = dict[str, frozenset[int]]
+"""The parameters that a register's value comes from."""
 
 
 def violations(ptx: str, weights: Collection[int]) -> list[str]:
@@ -40,42 +46,55 @@ def mentions(ptx: str) -> bool:
 
 
 def _instructions(ptx: str) -> Iterator[str]:
-    """The instructions of the kernel's body, one a string, without comments, labels and debug information."""
+    """The instructions of the kernel's body, one a string, without comments, labels, braces and debug information."""
     body = ptx.partition(".entry")[2].partition("{")[2]
     text = "\n".join(_SKIPPED.sub("", line) for line in body.splitlines())
     for statement in text.split(";"):
         line = " ".join(statement.split())
-        while (label := re.match(r"[$\w]+:\s*", line)) is not None:
-            line = line[label.end() :]
-        if line and not line.startswith((".", "}", "{ .")):
+        while (opening := _OPENING.match(line)) is not None:
+            line = line[opening.end() :]
+        if line and not line.startswith("."):
             yield line
 
 
 def _early(lines: list[str], weights: Collection[int]) -> Iterator[str]:
     """Violations among the instructions before the wait."""
-    origins: dict[str, frozenset[int]] = {}
+    origins: _Origins = {}
     for line in lines:
-        unguarded = re.sub(r"^@!?%\w+\s+", "", line)
+        unguarded = _GUARD.sub("", line, count=1) if line.startswith("@") else line
         opcode, _, operands = unguarded.partition(" ")
         name = opcode.split(".")[0]
-        registers = _REGISTER.findall(operands)
-        if name in _LEAVES:
-            yield f"a program may leave before the wait: {line}"
-        shared = any(space in opcode for space in _OWN) and name != "cp"
-        if (name in _WRITES and not shared) or ".global.shared" in opcode:
-            yield f"it writes before the wait: {line}"
-        parameter = _PARAMETER.search(operands)
-        if name == "ld" and ".param" in opcode and parameter is not None:
-            _set(origins, registers, frozenset([int(parameter[1])]))
-        elif name in _READS and not shared:
-            # A copy's source is its last address; one without addresses only orders others.
-            sources = _sources(origins, _REGISTER.findall(operands[operands.rfind("[") :]))
-            if "[" in operands and (not sources or not sources <= frozenset(weights)):
-                yield f"it reads what is not a weight before the wait: {line}"
-            _set(origins, _results(operands), frozenset())
-        else:
-            results = _results(operands)
-            _set(origins, results, _sources(origins, registers[len(results) :]))
+        yield from (f"{what} before the wait: {line}" for what in _breaches(origins, name, opcode, operands, weights))
+        results, found = _data_flow(origins, name, opcode, operands)
+        for register in results:
+            # Where the guard is false, the register keeps what it held.
+            origins[register] = found | origins.get(register, frozenset()) if unguarded != line else found
+
+
+def _breaches(origins: _Origins, name: str, opcode: str, operands: str, weights: Collection[int]) -> Iterator[str]:
+    """What an instruction does that may not be done."""
+    own = any(space in opcode for space in _OWN) and name != "cp"
+    if name in _LEAVES:
+        yield "a program may leave"
+    if (name in _WRITES and not own) or ".global.shared" in opcode:
+        yield "it writes"
+    elif "[" in operands and not own:
+        # A copy's source is its last address; one without addresses only orders others.
+        sources = _sources(origins, _REGISTER.findall(operands[operands.rfind("[") :]))
+        if name not in _READS:
+            yield "it uses memory in a way that is not known"
+        elif not sources or not sources <= frozenset(weights):
+            yield "it reads what is not a weight"
+
+
+def _data_flow(origins: _Origins, name: str, opcode: str, operands: str) -> tuple[list[str], frozenset[int]]:
+    """The registers that an instruction writes, and the parameters that their values come from."""
+    results, parameter = _results(operands), _PARAMETER.search(operands)
+    if name == "ld" and ".param" in opcode and parameter is not None:
+        return results, frozenset([int(parameter[1])])
+    if name in _READS:
+        return results, frozenset()
+    return results, _sources(origins, _REGISTER.findall(operands)[len(results) :])
 
 
 def _results(operands: str) -> list[str]:
@@ -84,10 +103,5 @@ def _results(operands: str) -> list[str]:
     return _REGISTER.findall(head)
 
 
-def _sources(origins: dict[str, frozenset[int]], registers: list[str]) -> frozenset[int]:
+def _sources(origins: _Origins, registers: list[str]) -> frozenset[int]:
     return frozenset().union(*(origins.get(r, frozenset()) for r in registers))
-
-
-def _set(origins: dict[str, frozenset[int]], registers: list[str], found: frozenset[int]) -> None:
-    for register in registers:
-        origins[register] = found

@@ -21,8 +21,10 @@ _ANY = np.iinfo(np.int32).max
 class RowInput(NamedTuple):
     """One row of a step. `slot` is its state slot; -1 elsewhere keeps what the state holds.
 
-    `position` >= 0 starts the slot anew at that position; `block` is the KV block that holds the row's position, given
-    when the position is the first of a block.
+    `token` is the row's input; a slot that decodes holds the token sampled last. `position` >= 0 starts the slot anew at
+    that position; after each step the device moves it on. `request` is the index of the request's block table, below
+    `geometry.max_requests`. `block` is the KV block that holds the row's position, given when the position is the first of a
+    block. The slot keeps `mode`, `reference_slot` and `generation`; no program of this version reads them.
     """
 
     slot: int

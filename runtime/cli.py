@@ -35,11 +35,17 @@ cli.add_command(bench)
 
 def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--executor", type=click.Choice(_EXECUTORS), default="auto", show_default=True, help="The path to take."),
+        click.option(
+            "--executor",
+            type=click.Choice(_EXECUTORS),
+            default="auto",
+            show_default=True,
+            help="The path to take; auto: the fastest that runs here.",
+        ),
         click.option("--weights", help="Where the weights are, if not in the artifact: DIR, FILE or preset:NAME."),
         click.option("--memory", type=SIZE, help="All that the worker may hold on the device, e.g. 24GiB."),
         click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="CUDA device number."),
-        click.option("--max-requests", type=click.IntRange(min=1), help="Requests that run at once."),
+        click.option("--max-requests", type=click.IntRange(min=1), help="Requests that run at once.  [default: as built]"),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
     ):
         command = option(command)
@@ -48,17 +54,27 @@ def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @cli.command("run")
 @_loading_options
-@click.option("--prompt", "text", help="A prompt as text.")
-@click.option("--prompt-ids", type=click.Path(path_type=Path), help="A JSON file: a list of lists of token ids.")
+@click.option("--prompt", "texts", multiple=True, metavar="TEXT", help="A prompt as text; may be repeated.")
+@click.option(
+    "--prompt-ids", type=click.Path(path_type=Path), help="A JSON file with a list of token ids a prompt: [[1, 2], [3]]."
+)
 @click.option("--max-tokens", type=click.IntRange(min=1), required=True, help="Tokens to generate, at most.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past stop tokens.")
-@click.option("--feed-ids", type=click.Path(path_type=Path), help="Like --prompt-ids: replace the sampled tokens as inputs.")
-@click.option("--logits", type=click.Path(path_type=Path), help="Write float32 logits here, one tensor a prompt.")
-@click.option("--coverage-out", type=click.Path(path_type=Path), help="Write the coverage record here.")
-@click.option("--startup-out", type=click.Path(path_type=Path), help="Write the start-up record here.")
+@click.option(
+    "--feed-ids",
+    type=click.Path(path_type=Path),
+    help="Like --prompt-ids: a list a prompt; its tokens are fed in place of those generated.",
+)
+@click.option(
+    "--logits", type=click.Path(path_type=Path), help="Write float32 logits here (safetensors), a tensor a prompt: 0, 1, …"
+)
+@click.option(
+    "--coverage-out", type=click.Path(path_type=Path), help="Write what ran by graphs and what did not here, as JSON."
+)
+@click.option("--startup-out", type=click.Path(path_type=Path), help="Write where start-up time went here, as JSON.")
 def run_command(
     artifact: Path,
-    text: str | None,
+    texts: tuple[str, ...],
     prompt_ids: Path | None,
     max_tokens: int,
     ignore_eos: bool,
@@ -73,9 +89,9 @@ def run_command(
     max_requests: int | None,
     as_json: bool,
 ) -> None:
-    """Continue prompts greedily."""
+    """Continue prompts greedily; print a text a prompt, or its token ids where there is no tokenizer."""
     clock = StartupClock()
-    prompts = _prompts(text, prompt_ids)
+    prompts = _prompts(texts, prompt_ids)
     feed = _id_lists(feed_ids, "--feed-ids") if feed_ids else []
     if feed and len(feed) != len(prompts):
         raise UsageError(f"{len(feed)} lists for {len(prompts)} prompts", where=f"--feed-ids {feed_ids}")
@@ -105,7 +121,7 @@ def run_command(
 @cli.command("selftest")
 @_loading_options
 def selftest_command(artifact: Path, as_json: bool, **options: Any) -> int:
-    """Decode the artifact's oracle and compare."""
+    """Decode the oracle, the prompt whose answer the build recorded, and compare; exit 1 if a clear choice differs."""
     out = Output(json=as_json)
     with load(artifact, **options) as worker:
         seen = self_test(worker)
@@ -114,10 +130,10 @@ def selftest_command(artifact: Path, as_json: bool, **options: Any) -> int:
     return 0 if seen.passed else 1
 
 
-def _prompts(text: str | None, ids: Path | None) -> list[Prompt]:
-    if (text is None) == (ids is None):
-        raise UsageError("give one of --prompt and --prompt-ids", where="prompt")
-    return [text] if text is not None else list(_id_lists(ids, "--prompt-ids")) if ids else []
+def _prompts(texts: tuple[str, ...], ids: Path | None) -> list[Prompt]:
+    if bool(texts) == (ids is not None):
+        raise UsageError("give either --prompt or --prompt-ids", where="prompt")
+    return list(texts) if ids is None else list(_id_lists(ids, "--prompt-ids"))
 
 
 def _id_lists(path: Path, flag: str) -> list[list[int]]:

@@ -114,7 +114,7 @@ def _bindings() -> Any:
         raise NoDeviceError(f"the CUDA bindings cannot be imported: {error}", where=BINDINGS, hint=_NO_GPU) from error
 
 
-_NO_GPU = "Install the NVIDIA driver and check it with `nvidia-smi`, or use the reference executor (--executor reference)."
+_NO_GPU = "Install the NVIDIA driver and check it with `nvidia-smi`. `ouro-worker` can do without: --executor reference."
 
 
 def _initialise(api: Any) -> None:

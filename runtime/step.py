@@ -57,7 +57,18 @@ class Steps:
     """Runs prompt chunks and decode steps over a worker's pools.
 
     For a worker that has its own scheduler: it owns slots, KV blocks and requests, and says in each row what changes.
-    Slots below `geometry.decode_slots` outlive a step; those above serve the rows of one prompt chunk.
+    Slots below `geometry.decode_slots` outlive a step; those from there to `geometry.slots` serve the rows of one prompt
+    chunk. KV blocks are numbered from 0 to `kv_blocks` - 1, block tables from 0 to `geometry.max_requests` - 1.
+
+    One request, in slot 0 with block table 0 and blocks 0, 1, …; the last row of its prompt runs in the slot that decodes:
+
+        size, chunk, first = steps.geometry.block_size, steps.geometry.prefill_buckets[-1], steps.geometry.decode_slots
+        block = lambda at: at // size if at % size == 0 else -1
+        rows = [RowInput(first + at % chunk, token, at, request=0, block=block(at)) for at, token in enumerate(prompt)]
+        rows[-1] = rows[-1]._replace(slot=0)
+        tokens = [*steps.prefill(rows, finished=[0]).tokens]
+        for at in range(len(prompt), len(prompt) + 15):
+            tokens += [*steps.decode([RowInput(0, block=block(at))]).tokens]
 
     What is submitted runs in order; only `result`, `collect`, `prefill`, `decode`, `coda` and `state` wait. State advances on
     the device: a row that keeps its slot needs no token from the host, so the next step may be submitted before this one
@@ -88,8 +99,8 @@ class Steps:
         every = tuple(sorted({*geometry.buckets, *geometry.prefill_buckets}))
         self._buckets = {"prelude": every, "prefill": geometry.prefill_buckets}
         _check_buffers(buffers, model, geometry)
-        kv_blocks = memory.size(Pool.KV) // geometry.block_bytes(model)
-        self._inputs = StepInputs(buffers, row_limits(model, geometry, kv_blocks))
+        self.kv_blocks = memory.size(Pool.KV) // geometry.block_bytes(model)
+        self._inputs = StepInputs(buffers, row_limits(model, geometry, self.kv_blocks))
 
     def decode(
         self, rows: Sequence[RowInput], *, depth: int | None = None, mode: str = "dense", logits: bool = False

@@ -107,9 +107,11 @@ class Worker:
     ) -> list[Output]:
         """Continue each prompt greedily by up to `max_tokens` tokens, all of them batched together.
 
-        A prompt is text or token ids. `feed[i][j]` replaces generated token j of prompt i as the next input. `depth` is
-        the number of loops a new token gets, all of them by default; prompts always get all. Raises RequestError for what
-        can't be served, before any prompt starts; DeviceError if the device fails, with no output.
+        A prompt is text, where the artifact carries a tokenizer, or token ids. `max_tokens` holds for each prompt; a stop token
+        ends one earlier unless `ignore_eos`. `logits` keeps those of every token. `feed[i][j]` replaces generated token j of
+        prompt i as the next input. `depth` is the number of loops a new token gets, all of them by default; prompts always
+        get all. Raises RequestError for what can't be served, before any prompt starts; DeviceError if the device fails,
+        with no output.
         """
         began = time.monotonic()
         first_token = partial(self._clock.first_token, began)
@@ -143,7 +145,7 @@ class Worker:
         return list(tokenizer.encode(prompt).ids)
 
     def coverage(self) -> CoverageRecord:
-        """What ran by graphs and what did not, so far."""
+        """What ran by graphs and what did not, so far; its `share` is that of decoded rows served by whole graphs."""
         return self._coverage.record()
 
     def startup(self) -> StartupRecord:
@@ -202,7 +204,7 @@ def load(
     the worker may hold on the device, in bytes; `max_requests` how many requests run at once, at most what was built.
 
     Raises ArtifactError for a damaged artifact, FitError for one that does not fit this machine, UsageError for values
-    that cannot be, DeviceError if the device fails.
+    that cannot be, CheckpointError for weights that are not the artifact's, DeviceError if the device fails.
     """
     clock = clock or StartupClock()
     with ExitStack() as undo:

@@ -61,7 +61,7 @@ STORE = Specialization(
     types=(("x", "*fp32"), ("kv", "*bf16"), ("stride", "i64")),
     constants=(),
     divisible=("x", "kv", "stride"),
-    options=OPTIONS,
+    options=Options(num_warps=4, num_stages=2, programmatic=True),
 )
 _GATHER = Launch(specialization=GATHER, grid=(2, 1, 1), arguments=(EMBEDDING, BATCH, ROWS, 0.5, -3))
 _STORE = Launch(

@@ -27,7 +27,8 @@ from tests.kernel_harness import buffer
 PROJECTIONS = ((6144, 2048), (2048, 2048), (11264, 2048), (2048, 5632), (49152, 2048))
 HIDDEN, HEAD_DIM, PLANES, LAYERS, CONTEXT, BLOCK_SIZE = 2048, 128, 96, 24, 4096, 16
 # Buckets of each kind; every one of them with all projections would compile the same code many times over.
-FAST = (("sm_90", "bfloat16", (1, 16, 512)), ("sm_120", "bfloat16", (8, 512)), ("sm_80", "bfloat16", (16, 64)),
+FAST = (("sm_90", "bfloat16", (1, 16, 512)), ("sm_100", "bfloat16", (8,)),
+        ("sm_120", "bfloat16", (8, 512)), ("sm_80", "bfloat16", (16, 64)),
         ("sm_120", "float32", (1, 64)))  # fmt: skip
 FULL = tuple(
     (arch, dtype, (1, 8, 16, 64, 512)) for arch in ("sm_80", "sm_90", "sm_120") for dtype in ("bfloat16", "float32")

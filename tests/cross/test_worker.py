@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from textwrap import dedent
 
 import msgspec
 import numpy as np
@@ -15,18 +16,20 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from ouro_build.artifacts.console import exit_code
-from ouro_build.artifacts.errors import ArtifactError, FitError, RequestError, UsageError
+from ouro_build.artifacts.errors import ArtifactError, CheckpointError, FitError, RequestError, UsageError
 from ouro_build.artifacts.records import CoverageRecord, Reason, StartupRecord, decode_record
 from ouro_build.builder.build import build
 from ouro_build.builder.cache import ImageCache
 from ouro_build.builder.plan_target import prepare
 from ouro_build.builder.spec import BuildSpec, find_parts
 from ouro_build.runtime import paths
+from ouro_build.runtime.batch import RowInput
 from ouro_build.runtime.cli import cli
 from ouro_build.runtime.machine import probe
 from ouro_build.runtime.paths import Choice
 from ouro_build.runtime.selftest import self_test
-from ouro_build.runtime.worker import load
+from ouro_build.runtime.step import Steps
+from ouro_build.runtime.worker import Worker, load
 from tests.reference_worker import GOLDEN
 
 CASE = GOLDEN / "mha-fp32"
@@ -137,6 +140,9 @@ def test_weights_by_reference_are_taken_from_the_checkpoint(tmp_path: Path, imag
         load(bare)
     assert exit_code(cli, ["run", str(bare), "--prompt", "x", "--max-tokens", "1"]) == 2
     assert exit_code(cli, ["run", str(bare), "--prompt", "x", "--max-tokens", "1", "--weights", str(GOLDEN / "gqa-fp32")]) == 1
+    with pytest.raises(CheckpointError) as caught:
+        load(bare, weights="preset:tiny-trained")
+    assert "inspect names it" in caught.value.hint
 
 
 @pytest.mark.parametrize("executor", ["graph", "launch"])
@@ -193,6 +199,28 @@ def test_id_files_that_are_not_lists_of_lists_are_refused(artifact: Path, tmp_pa
         assert exit_code(cli, ["run", str(artifact), "--prompt-ids", str(file), "--max-tokens", "1"]) == 2
 
 
+def test_every_prompt_of_a_repeated_flag_is_run(monkeypatch: pytest.MonkeyPatch, artifact: Path) -> None:
+    monkeypatch.setattr(Worker, "encode", lambda _, prompt: [len(prompt)])
+    result = run("run", artifact, "--prompt", "x", "--prompt", "xy", "--max-tokens", 3, "--ignore-eos", "--json")
+    assert result.exit_code == 0, result.output
+    with load(artifact) as worker:
+        expected = [output.ids for output in worker.generate(["x", "xy"], 3, ignore_eos=True)]
+    assert [output["ids"] for output in json.loads(result.stdout)["outputs"]] == expected
+    both = ["run", str(artifact), "--prompt", "x", "--prompt-ids", "x.json", "--max-tokens", "1"]
+    assert exit_code(cli, both) == 2
+
+
+@pytest.mark.parametrize("length", [3, 40])
+def test_the_example_of_steps_decodes_what_generate_does(artifact: Path, length: int) -> None:
+    prompt = [1 + at % 7 for at in range(length)]
+    example = dedent((Steps.__doc__ or "").split("slot that decodes:\n")[1].split("\n\n    What is submitted")[0])
+    with load(artifact) as worker:
+        names = {"steps": worker.steps, "prompt": prompt, "RowInput": RowInput}
+        exec(example, names)
+    with load(artifact) as worker:
+        assert names["tokens"] == worker.generate([prompt], 16, ignore_eos=True)[0].ids
+
+
 def test_damage_is_refused_with_exit_4(artifact: Path, tmp_path: Path) -> None:
     image = next(str(p.relative_to(artifact)) for p in sorted(artifact.glob("images/*/*.cubin")))
     for name in ("weights.safetensors", "plans/h200.bin", "manifest.json", "oracle.json", "tokenizer/config.json", image):
@@ -203,8 +231,9 @@ def test_damage_is_refused_with_exit_4(artifact: Path, tmp_path: Path) -> None:
         raw = bytearray(file.read_bytes())
         raw[len(raw) // 2] ^= 1
         file.write_bytes(raw)
-        with pytest.raises(ArtifactError):
+        with pytest.raises(ArtifactError) as caught:
             load(broken)
+        assert "again" in caught.value.hint
         assert exit_code(cli, ["run", str(broken), "--prompt", "x", "--max-tokens", "1"]) == 4
 
 

@@ -54,14 +54,15 @@ def launches(draw: st.DrawFn, before: int) -> Launch:
         types=tuple((f"p{i}", kind) for i, kind in enumerate(kinds)),
         constants=(("N", draw(st.sampled_from([1, True, None, "x"]))),),
         divisible=(),
-        options=Options(num_warps=4, num_stages=1),
+        options=Options(num_warps=4, num_stages=1, programmatic=draw(st.booleans())),
     )
+    edges = list(Edge) if specialization.options.programmatic else [Edge.FULL]
     after = draw(st.lists(st.sampled_from(range(before)), unique=True, max_size=3)) if before else []
     return Launch(
         specialization=specialization,
         grid=(draw(DIM), draw(DIM), draw(DIM)),
         arguments=tuple(draw(VALUES[kind]) for kind in kinds),
-        after=tuple((at, draw(st.sampled_from(Edge))) for at in after),
+        after=tuple((at, draw(st.sampled_from(edges))) for at in after),
     )
 
 
@@ -181,6 +182,13 @@ def test_a_programmatic_join_needs_a_first_launch_that_waits() -> None:
         checked(index, columns.to_bytes())
     index, columns = sequence(Edge.PROGRAMMATIC, programmatic=False)
     with pytest.raises(ArtifactError, match=r"graphs\[0\].*p/1/dense is joined programmatically"):
+        checked(index, columns.to_bytes())
+
+
+def test_a_programmatic_edge_needs_a_launch_that_waits() -> None:
+    index, columns = sequence(Edge.FULL, programmatic=True)
+    columns.dependencies["edge"] = Edge.PROGRAMMATIC
+    with pytest.raises(ArtifactError, match=r"launch 1 \(second\) may start before another has ended"):
         checked(index, columns.to_bytes())
 
 

@@ -199,6 +199,18 @@ def test_without_an_exchange_a_failure_brings_the_old_one_back(output: Path, mon
     assert (output / "manifest.json").read_text() == "old"
 
 
+def test_what_a_killed_build_had_moved_aside_comes_back(output: Path, tmp_path: Path) -> None:
+    """Killed between the two renames of an exchange in two steps: the old artifact has no other name."""
+    published(output, "old")
+    output.rename(tmp_path / ".out.ouro.partial-0123.aside")
+    (tmp_path / ".out.ouro.partial-0123.lock").write_text("pid 1 on nowhere\n")
+    (tmp_path / ".out.ouro.partial-0123").mkdir()
+    with pytest.raises(OutputError, match="exists"):
+        published(output, "new")
+    assert (output / "manifest.json").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["out.ouro"]
+
+
 def test_leftovers_go_and_live_builds_stay(output: Path, tmp_path: Path) -> None:
     (tmp_path / ".out.ouro.partial-0123").mkdir()
     (tmp_path / ".out.ouro.partial-0123" / "big").write_text("x")

@@ -28,6 +28,11 @@ def work(name: str, size: int) -> Buffer:
     return Buffer(name, Pool.WORKSPACE, "float32", (size,))
 
 
+def nothing_early(kernel: str) -> tuple[str, ...]:
+    """For kernels that read nothing before they wait."""
+    return ()
+
+
 def launch(
     written: Sequence[Buffer],
     read: Sequence[Buffer] = (),

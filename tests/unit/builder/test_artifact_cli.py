@@ -19,6 +19,7 @@ from ouro_build.artifacts.records import ObservedRecord, decode_record
 from ouro_build.builder import warm
 from ouro_build.builder.artifact_cli import cli
 from ouro_build.runtime import machine
+from ouro_build.runtime.machine import probe
 from tests.artifact_maker import make_artifact
 from tests.unit.artifacts.test_records import OBSERVED
 
@@ -231,6 +232,14 @@ def test_warm_names_its_extra(ouro_artifact: Cli, reference: Path, monkeypatch: 
     code, _, err = ouro_artifact("warm", reference)
     assert code == 1
     assert "pip install 'ouro-build[reference]'" in err
+
+
+def test_warm_without_a_gpu_is_a_machine_that_does_not_fit(ouro_artifact: Cli, reference: Path) -> None:
+    if not probe().reason:
+        pytest.skip("this machine has a GPU")
+    code, _, err = ouro_artifact("warm", reference)
+    assert code == 3
+    assert "no CUDA driver" in err or "CUDA cannot start" in err or "no device" in err
 
 
 def test_warm(ouro_artifact: Cli, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.plan import Options, Specialization
 from ouro_build.builder.cache import Image, ImageCache, default_folder, image_key, source_digest
 from ouro_build.builder.toolchain import Toolchain
+from ouro_build.kernels import registry
 
 IMAGE = Image(cubin=b"\x7fELF" * 100, function="f", registers=32, spills=0, shared=16, parameters=((0, 8), (8, 4)))
 KEY = "ab" * 32
@@ -52,6 +54,15 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     cache = ImageCache(tmp_path / "file" / "below")
     cache.put(KEY, IMAGE)
     assert cache.get(KEY) is None
+
+
+def test_an_image_proved_by_another_rule_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cached image is not proved again: what was asked of it is in its key."""
+    before = image_key(SPEC, "sm_90", TOOLS)
+    kernel = registry.kernel(SPEC.kernel)
+    monkeypatch.setattr(registry, "kernel", lambda name: dataclasses.replace(kernel, early=()))
+    assert kernel.early
+    assert image_key(SPEC, "sm_90", TOOLS) != before
 
 
 def test_everything_that_decides_an_image_is_in_its_key() -> None:

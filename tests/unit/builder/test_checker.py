@@ -14,7 +14,7 @@ from ouro_build.artifacts.plan import Buffer, Edge, Launch, Plan, Pool
 from ouro_build.builder.buffers import make_buffers
 from ouro_build.builder.checker import check
 from ouro_build.builder.planner import place
-from tests.unit.builder.plans import GEOMETRY, MODEL, launch, plan, random_plans, work, writes
+from tests.unit.builder.plans import GEOMETRY, MODEL, launch, nothing_early, plan, random_plans, work, writes
 
 WEIGHT = Buffer("w", Pool.WEIGHTS, "float32", (100,), 0)
 BUFFERS = make_buffers(MODEL, GEOMETRY, {"w": WEIGHT})
@@ -31,7 +31,7 @@ A, B, C = at(work("a", 64), 0), at(work("b", 64), 256), at(work("c", 64), 512)
 def checked(*launches: Launch, buffers: Sequence[Buffer] | None = None, pools: Mapping[Pool, int] = POOLS) -> None:
     made = plan(*launches)
     used = {b for x in made.launches for _, b in x.buffers()}
-    check([made], list(buffers if buffers is not None else used), pools, writes)
+    check([made], list(buffers if buffers is not None else used), pools, writes, nothing_early)
 
 
 def refused(text: str, *launches: Launch, buffers: Sequence[Buffer] | None = None, pools: Mapping[Pool, int] = POOLS) -> None:
@@ -147,7 +147,7 @@ def test_moving_a_buffer_onto_a_live_one_is_found(plans: tuple[Plan, ...], data:
     broken = [_swapped(p, victim, moved) for p in placement.plans]
     buffers = [moved if b == victim else b for b in placement.buffers]
     with pytest.raises(BuildError, match="live at the same time"):
-        check(broken, buffers, {**placement.pools, Pool.WORKSPACE: 1 << 30}, writes)
+        check(broken, buffers, {**placement.pools, Pool.WORKSPACE: 1 << 30}, writes, nothing_early)
 
 
 @settings(max_examples=100)
@@ -156,7 +156,7 @@ def test_a_pool_too_small_by_one_alignment_is_found(plans: tuple[Plan, ...], dat
     placement = place(plans, BUFFERS)
     pool = data.draw(st.sampled_from([p for p, size in placement.pools.items() if size]))
     with pytest.raises(BuildError, match="outside"):
-        check(placement.plans, placement.buffers, {**placement.pools, pool: placement.pools[pool] - 256}, writes)
+        check(placement.plans, placement.buffers, {**placement.pools, pool: placement.pools[pool] - 256}, writes, nothing_early)
 
 
 @settings(max_examples=100)
@@ -173,7 +173,7 @@ def test_dropping_the_dependencies_of_a_reader_is_found(plans: tuple[Plan, ...],
     reader = data.draw(st.sampled_from(readers))
     launches = [msgspec.structs.replace(x, after=()) if i == reader else x for i, x in enumerate(chosen.launches)]
     with pytest.raises(BuildError):
-        check([Plan(chosen.key, tuple(launches))], placement.buffers, placement.pools, writes)
+        check([Plan(chosen.key, tuple(launches))], placement.buffers, placement.pools, writes, nothing_early)
 
 
 def _swapped(p: Plan, old: Buffer, new: Buffer) -> Plan:

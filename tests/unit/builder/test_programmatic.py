@@ -44,6 +44,20 @@ def test_weights_may_be_read_early_and_everything_after_the_wait() -> None:
         ("	red.global.add.u32 	[%rd3], 1;\n", "writes before the wait"),
         ("	@%p1 bra 	$L__BB0_2;\n", "may leave before the wait"),
         ("	@%p1 ret;\n", "may leave before the wait"),
+        ("	{ st.global.b32 	[%rd3], %r1;\n	}\n", "writes before the wait"),
+        (
+            "	{\n	.reg .pred q;\n	setp.ne.b32 q, %r1, 0;\n	}\n	st.global.b32 [%rd3], %r1;\n",
+            "writes before the wait",
+        ),
+        ("	{\n	.reg .pred q;\n	@q st.global.b32 [%rd3], %r1;\n	}\n", "writes before the wait"),
+        ("	@!q bra 	$L__BB0_2;\n", "may leave before the wait"),
+        ("	mov.b64 	%rd5, %rd4;\n	@%p1 mov.b64 	%rd5, %rd3;\n	ld.global.b32 	%r2, [%rd5];\n", "not a weight"),
+        (
+            "	mov.b64 	other, %rd4;\n	add.s64 	%rd5, other, %rd3;\n	ld.global.b32 	%r2, [%rd5];\n",
+            "not a weight",
+        ),
+        ("	discard.global.L2 	[%rd3], 128;\n", "not known"),
+        ("	sured.b.add.1d.u32.clamp 	[%rd3, %r1], %r1;\n", "not known"),
     ],
 )
 def test_each_breach_is_found(early: str, message: str) -> None:
@@ -54,6 +68,10 @@ def test_each_breach_is_found(early: str, message: str) -> None:
 
 def test_shared_memory_is_a_programs_own() -> None:
     assert violations(HEAD + "	st.shared.b32 	[%r1], %r1;\n	ld.shared.b32 	%r2, [%r1];\n" + WAIT + TAIL, {0}) == []
+
+
+def test_taking_part_is_seen_behind_a_scope() -> None:
+    assert mentions(HEAD + "	{\n	.reg .pred q;\n	}\n	griddepcontrol.launch_dependents;\n" + TAIL)
 
 
 def test_a_wait_is_needed_and_a_guarded_one_is_none() -> None:
