@@ -15,4 +15,5 @@ def read_pool(pool, sums, WORDS: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl
     for turn in range(tl.cdiv(WORDS, PROGRAMS * BLOCK)):
         at = (turn * PROGRAMS + program).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         total += tl.load(pool + at, mask=at < WORDS, other=0, eviction_policy="evict_first")
-    tl.store(sums + program, tl.sum(total, 0))
+    # Summed as 64 bits and cut: some interpreters refuse a sum that wraps.
+    tl.store(sums + program, tl.sum(total.to(tl.int64), 0).to(tl.int32))
