@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
@@ -170,21 +169,19 @@ class Programs:
     def _project(self, recorder: Recorder, rows: Buffer, x: Buffer, q: Buffer, layer: int) -> None:
         """Projection to queries, keys and values, rotation, cache write: one kernel, as in `_gated`."""
         m, b, part = self._model, self._buffers, self._part
-        weight, bucket = b.weight("qkv", layer), rows.sizes[0]
-        places: Any = {
-            "inv_freq": b.weight("inv_freq"),
-            "block_tables": b.block_tables,
-            "kv": b.kv,
-            "q": q,
-            "layer": layer,
-            "layers": m.layers,
-        }
+        weight, bucket, inv_freq = b.weight("qkv", layer), rows.sizes[0], b.weight("inv_freq")
         if fused(bucket, m.dtype):
-            recorder.add(linear_rope(part, rows=rows, x=x, weight=weight, **places))
+            recorder.add(
+                linear_rope(part, rows=rows, x=x, weight=weight, inv_freq=inv_freq, block_tables=b.block_tables,
+                            kv=b.kv, q=q, layer=layer, layers=m.layers)
+            )  # fmt: skip
             return
         qkv = recorder.workspace(f"qkv.{layer}", m.dtype, bucket, m.qkv_size)
         recorder.add(linear(part, rows=rows, x=x, weight=weight, out=qkv))
-        recorder.add(rope_kv_write(part, rows=rows, qkv=qkv, **places))
+        recorder.add(
+            rope_kv_write(part, rows=rows, qkv=qkv, inv_freq=inv_freq, block_tables=b.block_tables,
+                          kv=b.kv, q=q, layer=layer, layers=m.layers)
+        )  # fmt: skip
 
     def _gated(self, recorder: Recorder, rows: Buffer, x: Buffer, out: Buffer, layer: int) -> None:
         """Gate and up projection and their gated product: one kernel where few rows leave it bound by the weights."""

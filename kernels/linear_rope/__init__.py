@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ouro_build.artifacts.parts import Part
-from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue
+from ouro_build.artifacts.plan import Buffer, Launch
 from ouro_build.kernels.linear_few import fragment_options, fragment_shape
 from ouro_build.kernels.paged_kv import page_shape
+from ouro_build.kernels.rope_kv_write import cache_write
 from ouro_build.kernels.spec import Kernel, Tolerance
 
 KERNEL = Kernel(
@@ -44,34 +45,13 @@ def linear_rope(
     kv and q of one half-width type.
     """
     bucket, heads, head_dim = q.sizes
-    kv_heads, block_size, _ = page_shape(kv)
     size, width = weight.sizes
+    places, cache = cache_write(inv_freq, block_tables, kv, q, layer, layers)
     constants, options = fragment_options(fragment_shape(bucket, size, width), bucket, width)
     return KERNEL.launch(
         part,
-        grid=((heads + 2 * kv_heads) * (head_dim // 2 // _EIGHT), 1, 1),
-        arguments={
-            "rows": rows,
-            "x": x,
-            "weight": weight,
-            "inv_freq": inv_freq,
-            "block_tables": block_tables,
-            "kv": kv,
-            "q": q,
-            "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
-            "block_stride": LoadTimeValue.KV_BLOCK_STRIDE,
-            "layer": layer,
-        },
-        constants={
-            "ROWS": bucket,
-            "K": width,
-            "LAYERS": layers,
-            "HEADS": heads,
-            "KV_HEADS": kv_heads,
-            "HEAD_DIM": head_dim,
-            "BLOCK_SIZE": block_size,
-            "TABLE_WIDTH": block_tables.sizes[1],
-            **constants,
-        },
+        grid=((heads + 2 * page_shape(kv)[0]) * (head_dim // 2 // _EIGHT), 1, 1),
+        arguments={"rows": rows, "x": x, "weight": weight, **places},
+        constants={"ROWS": bucket, "K": width, **cache, **constants},
         options=options,
     )

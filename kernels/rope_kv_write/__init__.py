@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ouro_build.artifacts.parts import Part
-from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue, Options
+from ouro_build.artifacts.plan import Argument, Buffer, Constant, Launch, LoadTimeValue, Options
 from ouro_build.kernels.paged_kv import page_shape
 from ouro_build.kernels.spec import Kernel, Tolerance
 
@@ -40,29 +40,38 @@ def rope_kv_write(
     position. Angles (position * inv_freq), their sines and cosines and the rotation of the two halves of a head are float32,
     and the result is rounded once.
     """
-    bucket, heads, head_dim = q.sizes
-    kv_heads, block_size, _ = page_shape(kv)
+    bucket, heads, _ = q.sizes
+    places, constants = cache_write(inv_freq, block_tables, kv, q, layer, layers)
     return KERNEL.launch(
         part,
-        grid=(bucket, heads + kv_heads, 1),
-        arguments={
-            "rows": rows,
-            "qkv": qkv,
-            "inv_freq": inv_freq,
-            "block_tables": block_tables,
-            "kv": kv,
-            "q": q,
-            "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
-            "block_stride": LoadTimeValue.KV_BLOCK_STRIDE,
-            "layer": layer,
-        },
-        constants={
-            "LAYERS": layers,
-            "HEADS": heads,
-            "KV_HEADS": kv_heads,
-            "HEAD_DIM": head_dim,
-            "BLOCK_SIZE": block_size,
-            "TABLE_WIDTH": block_tables.sizes[1],
-        },
+        grid=(bucket, heads + page_shape(kv)[0], 1),
+        arguments={"rows": rows, "qkv": qkv, **places},
+        constants=constants,
         options=Options(num_warps=1, num_stages=1),
     )
+
+
+def cache_write(
+    inv_freq: Buffer, block_tables: Buffer, kv: Buffer, q: Buffer, layer: int, layers: int
+) -> tuple[dict[str, Argument], dict[str, Constant]]:
+    """Arguments and constants of a kernel that rotates and writes `q` and, at a layer's planes, `kv`."""
+    _, heads, head_dim = q.sizes
+    kv_heads, block_size, _ = page_shape(kv)
+    arguments: dict[str, Argument] = {
+        "inv_freq": inv_freq,
+        "block_tables": block_tables,
+        "kv": kv,
+        "q": q,
+        "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
+        "block_stride": LoadTimeValue.KV_BLOCK_STRIDE,
+        "layer": layer,
+    }
+    constants: dict[str, Constant] = {
+        "LAYERS": layers,
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "TABLE_WIDTH": block_tables.sizes[1],
+    }
+    return arguments, constants
