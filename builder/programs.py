@@ -23,6 +23,7 @@ from ouro_build.kernels.kv_copy import kv_copy
 from ouro_build.kernels.linear import fused, linear
 from ouro_build.kernels.linear_rope import linear_rope
 from ouro_build.kernels.linear_silu import linear_silu
+from ouro_build.kernels.locate import locate
 from ouro_build.kernels.read_pool import read_pool
 from ouro_build.kernels.residual_norm import residual_norm
 from ouro_build.kernels.resolve import resolve
@@ -136,8 +137,10 @@ class Programs:
             return recorder.workspace(name, m.dtype, bucket, *shape)
 
         rows = self._resolve(recorder, bucket, b.batch, m.loops)
-        x, attended = workspace("x", m.hidden_size), workspace("attended", m.query_size)
-        q = workspace("q", m.heads, m.head_dim)
+        cache_place = self._locate(recorder, rows)
+        # The residual stream lives in rows here, so that no layer has to find a row's slot before it can read.
+        stream, x = workspace("stream", m.hidden_size), workspace("x", m.hidden_size)
+        q, attended = workspace("q", m.heads, m.head_dim), workspace("attended", m.query_size)
         gated = workspace("gated", m.intermediate_size)
         update = workspace("update", m.hidden_size)
 
@@ -146,13 +149,15 @@ class Programs:
 
         def add_and_norm(update_norm: Buffer, norm: Buffer) -> None:
             recorder.add(
-                residual_norm(part, rows=rows, update=update, update_weight=update_norm, hidden=b.hidden,
+                residual_norm(part, rows=rows, update=update, update_weight=update_norm, stream=stream,
                               weight=norm, out=x, eps=eps)
             )  # fmt: skip
 
-        recorder.add(rms_norm(part, rows=rows, hidden=b.hidden, weight=b.weight("input_norm", 0), out=x, eps=eps))
+        recorder.add(
+            rms_norm(part, rows=rows, hidden=b.hidden, weight=b.weight("input_norm", 0), stream=stream, out=x, eps=eps)
+        )
         for layer in range(m.layers):
-            self._project(recorder, rows, x, q, layer)
+            self._project(recorder, rows, cache_place, x, q, layer)
             attention(recorder, rows, q, attended, layer)
             dense("o", layer, attended, update)
             add_and_norm(b.weight("input_norm_2", layer), b.weight("post_norm", layer))
@@ -166,21 +171,35 @@ class Programs:
         )  # fmt: skip
         return recorder.plan()
 
-    def _project(self, recorder: Recorder, rows: Buffer, x: Buffer, q: Buffer, layer: int) -> None:
+    def _locate(self, recorder: Recorder, rows: Buffer) -> tuple[Buffer, Buffer]:
+        """Rows' KV blocks and rotations, for every layer of the loop."""
+        b, bucket = self._buffers, rows.sizes[0]
+        blocks = recorder.workspace("blocks", "int32", bucket)
+        rotation = recorder.workspace("rotation", "float32", bucket, 2, self._model.head_dim // 2)
+        recorder.add(
+            locate(self._part, rows=rows, inv_freq=b.weight("inv_freq"), block_tables=b.block_tables, blocks=blocks,
+                   rotation=rotation, block_size=self._geometry.block_size)
+        )  # fmt: skip
+        return blocks, rotation
+
+    def _project(
+        self, recorder: Recorder, rows: Buffer, place: tuple[Buffer, Buffer], x: Buffer, q: Buffer, layer: int
+    ) -> None:
         """Projection to queries, keys and values, rotation, cache write: one kernel, as in `_gated`."""
         m, b, part = self._model, self._buffers, self._part
-        weight, bucket, inv_freq = b.weight("qkv", layer), rows.sizes[0], b.weight("inv_freq")
+        weight, bucket = b.weight("qkv", layer), rows.sizes[0]
+        blocks, rotation = place
         if fused(bucket, m.dtype):
             recorder.add(
-                linear_rope(part, rows=rows, x=x, weight=weight, inv_freq=inv_freq, block_tables=b.block_tables,
-                            kv=b.kv, q=q, layer=layer, layers=m.layers)
+                linear_rope(part, rows=rows, x=x, weight=weight, blocks=blocks, rotation=rotation, kv=b.kv, q=q,
+                            layer=layer, layers=m.layers)
             )  # fmt: skip
             return
         qkv = recorder.workspace(f"qkv.{layer}", m.dtype, bucket, m.qkv_size)
         recorder.add(linear(part, rows=rows, x=x, weight=weight, out=qkv))
         recorder.add(
-            rope_kv_write(part, rows=rows, qkv=qkv, inv_freq=inv_freq, block_tables=b.block_tables,
-                          kv=b.kv, q=q, layer=layer, layers=m.layers)
+            rope_kv_write(part, rows=rows, blocks=blocks, rotation=rotation, qkv=qkv, kv=b.kv, q=q, layer=layer,
+                          layers=m.layers)
         )  # fmt: skip
 
     def _gated(self, recorder: Recorder, rows: Buffer, x: Buffer, out: Buffer, layer: int) -> None:

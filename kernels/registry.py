@@ -24,6 +24,7 @@ NAMES: tuple[str, ...] = (
     "linear_many",
     "linear_rope",
     "linear_silu",
+    "locate",
     "read_pool",
     "residual_norm",
     "resolve",

@@ -21,12 +21,12 @@ KERNEL = Kernel(
 )
 
 # Programs a multiprocessor: enough loads in flight to hide the latency of memory, and an even finish.
-_PROGRAMS = 4
+_PROGRAMS = 2
 # The merge holds every split's share of a head in registers.
 _MAX_SPLITS = 128
 # Keys of one step. A tile of 8 KiB leaves registers for the next step's keys and values (single heads), and shared memory
 # for several programs a multiprocessor (grouped heads).
-_TILE_BYTES = 8 * KIB
+_TILE_BYTES = 16 * KIB
 _MAX_TILE = 64
 
 
@@ -37,7 +37,7 @@ def tile_keys(head_dim: int, dtype: str) -> int:
 
 def context_splits(part: Part, bucket: int, kv_heads: int, max_context: int) -> int:
     """Parts that a row's context is cut into: enough to fill the device, no more than `max_context` has tiles."""
-    wanted = ceil_div(_PROGRAMS * part.sm_count, bucket * kv_heads)
+    wanted = _PROGRAMS * part.sm_count // (bucket * kv_heads)
     return max(1, min(wanted, ceil_div(max_context, _MAX_TILE), _MAX_SPLITS))
 
 
@@ -90,5 +90,5 @@ def attention_decode(
             "TILE": tile_keys(head_dim, kv.dtype),
         },
         # grouped heads: block ids, then keys and values a tile ahead of their use; a single head orders its loads itself
-        options=Options(num_warps=4, num_stages=3),
+        options=Options(num_warps=8, num_stages=3),
     )

@@ -57,10 +57,10 @@ _SHAPES: dict[int, dict[str, Shape]] = {
         "deep": Shape(16, 8, 32, 10, 4, 168),
     },
     32: {
-        "middle": Shape(16, 8, 32, 8, 2, 168),
+        "middle": Shape(32, 4, 32, 4, 1, 168),
         "narrow": Shape(16, 8, 32, 8, 2, 168),
         "tall": Shape(32, 4, 32, 4, 1, 168),
-        "deep": Shape(32, 8, 32, 4, 1, 255),
+        "deep": Shape(16, 8, 32, 8, 2, 168),
     },
 }
 _TALL, _NARROW = 8192, 4096

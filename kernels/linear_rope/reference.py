@@ -11,8 +11,8 @@ def linear_rope(
     rows: Tensor,
     x: Tensor,
     weight: Tensor,
-    inv_freq: Tensor,
-    block_tables: Tensor,
+    blocks: Tensor,
+    rotation: Tensor,
     kv: Tensor,
     q: Tensor,
     layer: int,
@@ -21,4 +21,4 @@ def linear_rope(
     """`rope_kv_write` of the linear layer's output."""
     qkv = torch.empty((len(rows), len(weight)), dtype=q.dtype, device=q.device)
     project(rows, x, weight, qkv, False)
-    rope_kv_write(rows, qkv, inv_freq, block_tables, kv, q, layer, LAYERS)
+    rope_kv_write(rows, blocks, rotation, qkv, kv, q, layer, LAYERS)

@@ -4,41 +4,25 @@ import triton
 import triton.language as tl
 
 from ouro_build.kernels.dependencies.source import release, wait
+from ouro_build.kernels.paged_kv.source import head_offset, key_offsets
 
 
 @triton.jit
 def rope_kv_write(
-    rows,
-    qkv,
-    inv_freq,
-    block_tables,
-    kv,
-    q,
-    plane_stride,
-    block_stride,
-    layer,
-    LAYERS: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TABLE_WIDTH: tl.constexpr,
-    PROGRAMMATIC: tl.constexpr,
-):
+    rows, qkv, blocks, rotation, kv, q, plane_stride, block_stride, layer, LAYERS: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
     release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
     HALF: tl.constexpr = HEAD_DIM // 2
     TYPE: tl.constexpr = q.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     record = rows + row * 8
     at = tl.arange(0, HALF)
-    frequency = tl.load(inv_freq + at)
-    wait(PROGRAMMATIC)
     if tl.load(record) >= 0:
-        position = tl.load(record + 1)
-        angle = position.to(tl.float32) * frequency
-        cos = tl.cos(angle)
-        sin = tl.sin(angle)
+        cos = tl.load(rotation + row * HEAD_DIM + at)
+        sin = tl.load(rotation + row * HEAD_DIM + HALF + at)
         source = qkv + row * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + head * HEAD_DIM + at
         first = tl.load(source).to(tl.float32)
         second = tl.load(source + HALF).to(tl.float32)
@@ -49,11 +33,8 @@ def rope_kv_write(
             tl.store(target, rotated_first)
             tl.store(target + HALF, rotated_second)
         else:
-            plane = (tl.load(record + 2) * LAYERS + layer).to(tl.int64)
-            request = tl.load(record + 3).to(tl.int64)
-            block = tl.load(block_tables + request * TABLE_WIDTH + position // BLOCK_SIZE).to(tl.int64)
-            key = kv + plane * plane_stride + block * block_stride
-            key += ((head - HEADS) * BLOCK_SIZE + position % BLOCK_SIZE) * HEAD_DIM + at
+            key = kv + head_offset(plane_stride, tl.load(record + 2), layer, head - HEADS, LAYERS, BLOCK_SIZE, HEAD_DIM) + at
+            key += key_offsets(tl.load(blocks + row), tl.load(record + 1), block_stride, BLOCK_SIZE, HEAD_DIM)
             tl.store(key, rotated_first)
             tl.store(key + HALF, rotated_second)
             value = key + KV_HEADS * BLOCK_SIZE * HEAD_DIM
