@@ -13,8 +13,7 @@ from ouro_build.builder.buffers import Buffers
 from ouro_build.builder.record import Recorder
 from ouro_build.kernels.advance import advance
 from ouro_build.kernels.argmax import argmax
-from ouro_build.kernels.attention_decode import attention_decode, context_splits
-from ouro_build.kernels.attention_merge import attention_merge
+from ouro_build.kernels.attention_decode import attention_decode, split_rule
 from ouro_build.kernels.attention_prefill import attention_prefill
 from ouro_build.kernels.bind import bind
 from ouro_build.kernels.embedding import embedding
@@ -30,6 +29,10 @@ from ouro_build.kernels.resolve import resolve
 from ouro_build.kernels.rms_norm import rms_norm
 from ouro_build.kernels.rope_kv_write import rope_kv_write
 from ouro_build.kernels.silu_mul import silu_mul
+from ouro_build.kernels.split_contexts import SPLIT_RECORD, split_contexts
+
+Attention = Callable[[Buffer, Buffer, int], None]
+"""Records a layer's attention: queries, output, layer."""
 
 
 class Programs:
@@ -130,7 +133,7 @@ class Programs:
     def _coda_rows(self, recorder: Recorder, bucket: int) -> Buffer:
         return self._resolve(recorder, bucket, self._buffers.coda_batch, self._model.loops + 1)
 
-    def _loop(self, recorder: Recorder, bucket: int, attention: Callable[..., None]) -> Plan:
+    def _loop(self, recorder: Recorder, bucket: int, attention: Callable[[Recorder, Buffer], Attention]) -> Plan:
         m, b, part, eps = self._model, self._buffers, self._part, self._model.eps
 
         def workspace(name: str, *shape: int) -> Buffer:
@@ -138,6 +141,7 @@ class Programs:
 
         rows = self._resolve(recorder, bucket, b.batch, m.loops)
         cache_place = self._locate(recorder, rows)
+        attend = attention(recorder, rows)
         # The residual stream lives in rows here, so that no layer has to find a row's slot before it can read.
         stream, x = workspace("stream", m.hidden_size), workspace("x", m.hidden_size)
         q, attended = workspace("q", m.heads, m.head_dim), workspace("attended", m.query_size)
@@ -158,7 +162,7 @@ class Programs:
         )
         for layer in range(m.layers):
             self._project(recorder, rows, cache_place, x, q, layer)
-            attention(recorder, rows, q, attended, layer)
+            attend(q, attended, layer)
             dense("o", layer, attended, update)
             add_and_norm(b.weight("input_norm_2", layer), b.weight("post_norm", layer))
             self._gated(recorder, rows, x, gated, layer)
@@ -213,21 +217,32 @@ class Programs:
         recorder.add(linear(part, rows=rows, x=x, weight=weight, out=gate_up))
         recorder.add(silu_mul(part, rows=rows, gate_up=gate_up, out=out))
 
-    def _decode_attention(self, recorder: Recorder, rows: Buffer, q: Buffer, out: Buffer, layer: int) -> None:
-        m, b, part = self._model, self._buffers, self._part
-        bucket = rows.sizes[0]
-        splits = context_splits(part, bucket, m.kv_heads, self._geometry.max_context)
-        partial = recorder.workspace(f"partial.{layer}", "float32", bucket, m.heads, splits, m.head_dim)
-        sums = recorder.workspace(f"sums.{layer}", "float32", bucket, m.heads, splits, 2)
-        recorder.add(
-            attention_decode(part, rows=rows, q=q, block_tables=b.block_tables, kv=b.kv, partial=partial, sums=sums,
-                             layer=layer, layers=m.layers)
-        )  # fmt: skip
-        recorder.add(attention_merge(part, rows=rows, partial=partial, sums=sums, out=out))
+    def _decode_attention(self, recorder: Recorder, rows: Buffer) -> Attention:
+        """Cut the rows' contexts once; what a layer adds."""
+        m, b, part, bucket = self._model, self._buffers, self._part, rows.sizes[0]
+        rule = split_rule(part, bucket, m.heads, m.kv_heads, m.head_dim, m.dtype)
+        most = rule.most(self._geometry.max_context)
+        splits = recorder.workspace("splits", "int32", bucket * most, SPLIT_RECORD)
+        arrived = recorder.workspace("arrived", "int32", bucket, m.kv_heads)
+        recorder.add(split_contexts(part, rows=rows, splits=splits, arrived=arrived, rule=rule))
 
-    def _prefill_attention(self, recorder: Recorder, rows: Buffer, q: Buffer, out: Buffer, layer: int) -> None:
-        b = self._buffers
-        recorder.add(
-            attention_prefill(self._part, rows=rows, q=q, block_tables=b.block_tables, kv=b.kv, out=out,
-                              layer=layer, layers=self._model.layers)
-        )  # fmt: skip
+        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+            partial = recorder.workspace(f"partial.{layer}", "float32", bucket, m.heads, most, m.head_dim)
+            sums = recorder.workspace(f"sums.{layer}", "float32", bucket, m.heads, most, 2)
+            recorder.add(
+                attention_decode(part, splits=splits, q=q, block_tables=b.block_tables, kv=b.kv, partial=partial,
+                                 sums=sums, arrived=arrived, out=out, layer=layer, layers=m.layers, rule=rule)
+            )  # fmt: skip
+
+        return attend
+
+    def _prefill_attention(self, recorder: Recorder, rows: Buffer) -> Attention:
+        m, b, part = self._model, self._buffers, self._part
+
+        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+            recorder.add(
+                attention_prefill(part, rows=rows, q=q, block_tables=b.block_tables, kv=b.kv, out=out, layer=layer,
+                                  layers=m.layers)
+            )  # fmt: skip
+
+        return attend

@@ -14,7 +14,6 @@ NAMES: tuple[str, ...] = (
     "advance",
     "argmax",
     "attention_decode",
-    "attention_merge",
     "attention_prefill",
     "bind",
     "embedding",
@@ -31,6 +30,7 @@ NAMES: tuple[str, ...] = (
     "rms_norm",
     "rope_kv_write",
     "silu_mul",
+    "split_contexts",
 )
 
 

@@ -32,9 +32,11 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's name, the version of its meaning, the arguments it writes (the others it only reads), its tolerance.
+    """A kernel's name, the version of its meaning, the arguments it writes, its tolerance.
 
-    `early` are the arguments that it may read before it waits for its predecessors: weights, which nothing writes.
+    `scratch` are arguments that its programs write for each other: nothing in them counts afterwards, and the reference leaves
+    them alone. All others it only reads. `early` are those it may read before it waits for its predecessors: weights, which
+    nothing writes.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Kernel:
     writes: tuple[str, ...]
     tolerance: Tolerance
     early: tuple[str, ...] = ()
+    scratch: tuple[str, ...] = ()
 
     def launch(
         self,

@@ -3,43 +3,22 @@
 import torch
 from torch import Tensor
 
-from ouro_build.artifacts.rows import Row
 from ouro_build.kernels.paged_kv.reference import context
-from ouro_build.kernels.rows import active
+from ouro_build.kernels.split_contexts import Split
 
 
 def attention_decode(
-    rows: Tensor,
-    q: Tensor,
-    block_tables: Tensor,
-    kv: Tensor,
-    partial: Tensor,
-    sums: Tensor,
-    layer: int,
-    scale: float,
-    LAYERS: int,
-    TILE: int,
+    splits: Tensor, q: Tensor, block_tables: Tensor, kv: Tensor, out: Tensor, layer: int, scale: float, LAYERS: int
 ) -> None:
-    """Each split's unnormalised share of the attention of every active row, its maximum score and its sum."""
-    _, heads, splits, _ = partial.shape
-    for row in active(rows)[0].tolist():
-        _, position, loop, request = rows[row, : Row.REQUEST + 1].tolist()
-        keys, values = context(kv, block_tables[request], loop * LAYERS + layer, position + 1)
-        group = heads // keys.shape[0]
+    """Attention of every row that has splits, over all that its splits cover."""
+    first = splits[(splits[:, Split.ROW] >= 0) & (splits[:, Split.INDEX] == 0)]
+    for record in first.tolist():
+        row = record[Split.ROW]
+        end = int(splits[splits[:, Split.ROW] == row, Split.END].max())
+        plane = record[Split.LOOP] * LAYERS + layer
+        keys, values = context(kv, block_tables[record[Split.REQUEST]], plane, end)
+        group = q.shape[1] // keys.shape[0]
         keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
         scores = torch.einsum("hd,hpd->hp", q[row].float(), keys) * scale
-        span = -(-(position // TILE + 1) // splits) * TILE
-        for split in range(splits):
-            part = slice(split * span, (split + 1) * span)
-            _one_split(scores[:, part], values[:, part], partial[row, :, split], sums[row, :, split])
-
-
-def _one_split(scores: Tensor, values: Tensor, partial: Tensor, sums: Tensor) -> None:
-    """scores [heads, n], values [heads, n, head_dim] -> partial [heads, head_dim], sums [heads, 2]."""
-    if scores.shape[1] == 0:
-        sums[:, 0], sums[:, 1] = float("-inf"), 0.0
-        return
-    maximum = scores.amax(1, keepdim=True)
-    weights = torch.exp(scores - maximum)
-    partial[:] = torch.einsum("hp,hpd->hd", weights, values)
-    sums[:, 0], sums[:, 1] = maximum[:, 0], weights.sum(1)
+        attended = torch.einsum("hp,hpd->hd", scores.softmax(-1), values)
+        out[row] = attended.flatten().to(out.dtype)

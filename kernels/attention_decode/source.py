@@ -1,4 +1,4 @@
-"""Triton source of `attention_decode`: one program a (row, kv head, split of the context)."""
+"""Triton source of `attention_decode`: programs share the (split, kv head) pairs."""
 
 import triton
 import triton.language as tl
@@ -94,48 +94,97 @@ def grouped_heads(
 
 
 @triton.jit
+def merge(partial, sums, count, HEAD_DIM: tl.constexpr, MOST: tl.constexpr, MERGE_TILE: tl.constexpr):
+    """A head's attention from its row's `count` splits, in their order.
+
+    Other programs wrote them, which the near cache may not know.
+    """
+    maximum = float("-inf")
+    for first in range(0, count, MERGE_TILE):
+        split = first + tl.arange(0, MERGE_TILE)
+        tops = tl.load(sums + split * 2, mask=split < count, other=float("-inf"), cache_modifier=".cg")
+        maximum = tl.maximum(maximum, tl.max(tops, 0))
+    d = tl.arange(0, HEAD_DIM)
+    acc = tl.zeros((HEAD_DIM,), tl.float32)
+    whole = 0.0
+    for first in range(0, count, MERGE_TILE):
+        split = first + tl.arange(0, MERGE_TILE)
+        inside = split < count
+        tops = tl.load(sums + split * 2, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        totals = tl.load(sums + split * 2 + 1, mask=inside, other=0.0, cache_modifier=".cg")
+        at = partial + split[:, None] * HEAD_DIM + d[None, :]
+        parts = tl.load(at, mask=inside[:, None], other=0.0, cache_modifier=".cg")
+        share = tl.exp(tops - maximum)
+        acc += tl.sum(parts * share[:, None], 0)
+        whole += tl.sum(totals * share, 0)
+    return acc / whole
+
+
+@triton.jit
+def attend(
+    record, kv_head, q, block_tables, kv, partial, sums, arrived, out, plane_stride, block_stride, layer, scale,
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, MERGE_TILE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """One split of one kv head."""
+    row = tl.load(record).to(tl.int64)
+    split = tl.load(record + 1)
+    count = tl.load(record + 2)
+    first = tl.load(record + 3)
+    end = tl.load(record + 4)
+    table = block_tables + tl.load(record + 5).to(tl.int64) * TABLE_WIDTH
+    keys = kv + head_offset(plane_stride, tl.load(record + 6), layer, kv_head, LAYERS, BLOCK_SIZE, HEAD_DIM)
+    of_group = tl.arange(0, GROUP_TILE)
+    d = tl.arange(0, HEAD_DIM)
+    head = (row * KV_HEADS + kv_head) * GROUP
+    if GROUP == 1:
+        acc, top, total = single_head(
+            q + head * HEAD_DIM, keys, table, first, end, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE
+        )  # fmt: skip
+        acc = acc[None, :]
+    else:
+        acc, top, total = grouped_heads(
+            q + head * HEAD_DIM, keys, table, first, end, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM,
+            BLOCK_SIZE, TILE,
+        )  # fmt: skip
+    real = of_group < GROUP
+    if count == 1:
+        y = acc / (total if GROUP == 1 else total[:, None])
+        to = out + (head + of_group)[:, None] * HEAD_DIM + d[None, :]
+        tl.store(to, y.to(out.dtype.element_ty), mask=real[:, None])
+    else:
+        at = (head + of_group) * MOST + split
+        tl.store(partial + at[:, None] * HEAD_DIM + d[None, :], acc, mask=real[:, None])
+        tl.store(sums + at * 2, top, mask=real)
+        tl.store(sums + at * 2 + 1, total, mask=real)
+        # Whoever comes last joins the splits: every thread's stores are before the count, and so seen by the last.
+        tl.debug_barrier()
+        counter = arrived + row * KV_HEADS + kv_head
+        if tl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
+            tl.store(counter, 0)
+            for of in range(GROUP):
+                mine = head + of
+                y = merge(partial + mine * MOST * HEAD_DIM, sums + mine * MOST * 2, count, HEAD_DIM, MOST, MERGE_TILE)
+                tl.store(out + mine * HEAD_DIM + d, y.to(out.dtype.element_ty))
+
+
+@triton.jit
 def attention_decode(
-    rows, q, block_tables, kv, partial, sums, plane_stride, block_stride, layer, scale, LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
+    splits, q, block_tables, kv, partial, sums, arrived, out, plane_stride, block_stride, layer, scale, LIMIT: tl.constexpr,
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, MERGE_TILE: tl.constexpr, TILE: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
     wait(PROGRAMMATIC)
-    row = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    slot = tl.load(rows + row * 8)
-    if slot >= 0:
-        position = tl.load(rows + row * 8 + 1)
-        loop = tl.load(rows + row * 8 + 2)
-        request = tl.load(rows + row * 8 + 3)
-        span = tl.cdiv(position // TILE + 1, SPLITS) * TILE
-        first = split * span
-        end = tl.minimum(first + span, position + 1)
-
-        head = (row.to(tl.int64) * KV_HEADS + kv_head) * GROUP + tl.arange(0, GROUP_TILE)
-        real = tl.arange(0, GROUP_TILE) < GROUP
-        d = tl.arange(0, HEAD_DIM)
-        sums_at = sums + (head * SPLITS + split) * 2
-        if first < end:
-            queries = q + (row.to(tl.int64) * KV_HEADS + kv_head) * (GROUP * HEAD_DIM)
-            table = block_tables + request.to(tl.int64) * TABLE_WIDTH
-            keys = kv + head_offset(plane_stride, loop, layer, kv_head, LAYERS, BLOCK_SIZE, HEAD_DIM)
-            if GROUP == 1:
-                acc, top, total = single_head(
-                    queries, keys, table, first, end, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE
-                )  # fmt: skip
-                acc = acc[None, :]
-            else:
-                acc, top, total = grouped_heads(
-                    queries, keys, table, first, end, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, BLOCK_SIZE,
-                    TILE,
-                )  # fmt: skip
-            to = partial + (head * SPLITS + split)[:, None] * HEAD_DIM + d[None, :]
-            tl.store(to, acc, mask=real[:, None])
-            tl.store(sums_at, top, mask=real)
-            tl.store(sums_at + 1, total, mask=real)
-        else:
-            tl.store(sums_at, float("-inf"), mask=real)
-            tl.store(sums_at + 1, 0.0, mask=real)
+    at = tl.program_id(0)
+    row = tl.load(splits + at // KV_HEADS * 8)
+    while row >= 0:
+        after = at + tl.num_programs(0)
+        row = tl.load(splits + after // KV_HEADS * 8, mask=after < LIMIT, other=-1)
+        attend(
+            splits + at // KV_HEADS * 8, at % KV_HEADS, q, block_tables, kv, partial, sums, arrived, out, plane_stride,
+            block_stride, layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST,
+            MERGE_TILE, TILE,
+        )  # fmt: skip
+        at = after

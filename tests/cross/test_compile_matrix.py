@@ -14,12 +14,13 @@ from ouro_build.builder.cache import ImageCache
 from ouro_build.builder.compile import compile_images, jobs
 from ouro_build.builder.limits import check_limits
 from ouro_build.builder.toolchain import find_toolchain
-from ouro_build.kernels.attention_decode import attention_decode, context_splits
-from ouro_build.kernels.attention_merge import attention_merge
+from ouro_build.kernels.attention_decode import attention_decode, split_rule
 from ouro_build.kernels.attention_prefill import attention_prefill
 from ouro_build.kernels.linear import fused, linear
 from ouro_build.kernels.linear_rope import linear_rope
 from ouro_build.kernels.linear_silu import linear_silu
+from ouro_build.kernels.rope_kv_write import rope_kv_write
+from ouro_build.kernels.split_contexts import SPLIT_RECORD, split_contexts
 from tests.kernel_cases import STACK
 from tests.kernel_harness import buffer
 
@@ -75,20 +76,32 @@ def fused_linears(part: Part, dtype: str, bucket: int) -> Iterator[Launch]:
 
 
 def attentions(part: Part, dtype: str, bucket: int, heads: int, kv_heads: int) -> Iterator[Launch]:
-    """Decode and its merge for few rows, prefill for many."""
+    """Decode, with the cutting of its contexts, for few rows, prefill for many."""
     rows = buffer("rows", "int32", bucket, 8)
     q = buffer("q", dtype, bucket, heads, HEAD_DIM)
     tables = buffer("block_tables", "int32", 8, CONTEXT // BLOCK_SIZE)
     kv = buffer("kv", dtype, PLANES, LoadTimeValue.KV_BLOCKS, 2, kv_heads, BLOCK_SIZE, HEAD_DIM)
     out = buffer("out", dtype, bucket, heads * HEAD_DIM)
-    splits = context_splits(part, bucket, kv_heads, CONTEXT)
-    partial = buffer("partial", "float32", bucket, heads, splits, HEAD_DIM)
-    sums = buffer("sums", "float32", bucket, heads, splits, 2)
+    rule = split_rule(part, bucket, heads, kv_heads, HEAD_DIM, dtype)
+    most = rule.most(CONTEXT)
+    splits = buffer("splits", "int32", bucket * most, SPLIT_RECORD)
+    arrived = buffer("arrived", "int32", bucket, kv_heads)
     if EVERY or bucket <= 64:
+        yield split_contexts(part, rows=rows, splits=splits, arrived=arrived, rule=rule)
         yield attention_decode(
-            part, rows=rows, q=q, block_tables=tables, kv=kv, partial=partial, sums=sums, layer=3, layers=LAYERS
+            part,
+            splits=splits,
+            q=q,
+            block_tables=tables,
+            kv=kv,
+            partial=buffer("partial", "float32", bucket, heads, most, HEAD_DIM),
+            sums=buffer("sums", "float32", bucket, heads, most, 2),
+            arrived=arrived,
+            out=out,
+            layer=3,
+            layers=LAYERS,
+            rule=rule,
         )
-        yield attention_merge(part, rows=rows, partial=partial, sums=sums, out=out)
     if bucket >= 16:
         yield attention_prefill(part, rows=rows, q=q, block_tables=tables, kv=kv, out=out, layer=3, layers=LAYERS)
 
@@ -125,14 +138,14 @@ def test_images_fit(arch: str, dtype: str, buckets: tuple[int, ...], tmp_path: P
 def test_a_layer_is_an_argument_not_an_image() -> None:
     part = find_part("h200")
     first, other = (
-        attention_decode(
+        rope_kv_write(
             part,
             rows=buffer("rows", "int32", 1, 8),
-            q=buffer("q", "bfloat16", 1, 16, HEAD_DIM),
-            block_tables=buffer("block_tables", "int32", 1, 4),
+            blocks=buffer("blocks", "int32", 1),
+            rotation=buffer("rotation", "float32", 1, 2, HEAD_DIM // 2),
+            qkv=buffer("qkv", "bfloat16", 1, 3 * HIDDEN),
             kv=buffer("kv", "bfloat16", PLANES, LoadTimeValue.KV_BLOCKS, 2, 16, BLOCK_SIZE, HEAD_DIM),
-            partial=buffer("partial", "float32", 1, 16, 4, HEAD_DIM),
-            sums=buffer("sums", "float32", 1, 16, 4, 2),
+            q=buffer("q", "bfloat16", 1, 16, HEAD_DIM),
             layer=layer,
             layers=LAYERS,
         )

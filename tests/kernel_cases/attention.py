@@ -1,4 +1,4 @@
-"""A paged context of several requests, and the cases of the three attention kernels in it."""
+"""A paged context of several requests, and the cases of both attention kernels in it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ouro_build.artifacts.plan import Buffer
-from ouro_build.kernels.attention_decode import attention_decode
-from ouro_build.kernels.attention_merge import attention_merge
+from ouro_build.kernels.attention_decode import attention_decode, split_rule
 from ouro_build.kernels.attention_prefill import attention_prefill
+from ouro_build.kernels.split_contexts import SPLIT_RECORD, SplitRule
 from tests.kernel_cases import PART, Case, normal
 from tests.kernel_cases.paged import in_order, kv_buffer, kv_values
 from tests.kernel_harness import Values, buffer, poisoned, row_records
@@ -80,38 +80,69 @@ def queries(rows: Rows, dtype: str, device: str, heads: int, head_dim: int) -> T
     return q.to(device)
 
 
+def split_records(rows: Rows, rule: SplitRule, limit: int) -> Tensor:
+    """What `split_contexts` makes of `rows`, told another way."""
+    table = torch.full((limit, SPLIT_RECORD), -1, dtype=torch.int32)
+    at = 0
+    for row, known in enumerate(rows):
+        if known is None:
+            continue
+        request, position, loop = known
+        tiles = position // rule.tile + 1
+        wanted = min(max(rule.least, -(-tiles // rule.longest)), -(-tiles // rule.shortest))
+        span = -(-tiles // wanted) * rule.tile
+        firsts = list(range(0, position + 1, span))
+        for index, first in enumerate(firsts):
+            record = [row, index, len(firsts), first, min(first + span, position + 1), request, loop]
+            table[at, : len(record)] = torch.tensor(record, dtype=torch.int32)
+            at += 1
+    return table
+
+
 def decode_case(
     dtype: str,
     device: str = "cpu",
     shape: tuple[int, int, int] = (4, 4, 16),
     rows: Rows = DECODE_ROWS,
-    splits: int = 3,
+    least: int = 3,
     block_size: int = 16,
     ctx: Context | None = None,
+    rule: SplitRule | None = None,
 ) -> Case:
-    """One step of rows of several requests and loops."""
+    """One step of rows of several requests and loops, each cut into `least` splits or, with few keys, fewer."""
     heads, kv_heads, head_dim = shape
     ctx = ctx or context(dtype, device, kv_heads, head_dim, block_size)
-    partial = buffer("partial", "float32", len(rows), heads, splits, head_dim)
-    sums = buffer("sums", "float32", len(rows), heads, splits, 2)
+    tile = split_rule(PART, len(rows), heads, kv_heads, head_dim, dtype).tile
+    rule = rule or SplitRule(tile, least, 1 << 20, 1)
+    most = rule.most(max(row[1] + 1 for row in rows if row))
+    splits = buffer("splits", "int32", len(rows) * most, SPLIT_RECORD)
+    partial = buffer("partial", "float32", len(rows), heads, most, head_dim)
+    sums = buffer("sums", "float32", len(rows), heads, most, 2)
+    arrived = buffer("arrived", "int32", len(rows), kv_heads)
+    out = buffer("out", dtype, len(rows), heads * head_dim)
     launch = attention_decode(
         PART,
-        rows=buffer("rows", "int32", len(rows), 8),
+        splits=splits,
         q=buffer("q", dtype, len(rows), heads, head_dim),
         block_tables=buffer("block_tables", "int32", *ctx.tables.shape),
         kv=ctx.kv_buffer,
         partial=partial,
         sums=sums,
+        arrived=arrived,
+        out=out,
         layer=LAYER,
         layers=LAYERS,
+        rule=rule,
     )
     tensors = {
-        "rows": records(rows, device),
+        "splits": split_records(rows, rule, splits.sizes[0]).to(device),
         "q": queries(rows, dtype, device, heads, head_dim),
         "block_tables": ctx.tables,
         "kv": ctx.kv,
         "partial": poisoned(partial, device=device),
         "sums": poisoned(sums, device=device),
+        "arrived": torch.zeros_like(poisoned(arrived, device=device)),
+        "out": poisoned(out, device=device),
     }
     return Case(launch, tensors, dict(ctx.values))
 
@@ -146,40 +177,3 @@ def prefill_case(
         "out": poisoned(out, device=device),
     }
     return Case(launch, tensors, dict(ctx.values))
-
-
-def merge_case(dtype: str, device: str = "cpu", heads: int = 3, splits: int = 5, head_dim: int = 32) -> Case:
-    """Splits of very different maxima; from row to row fewer of them have keys, down to the first alone."""
-    bucket = splits + 1
-    partial = normal("cpu", "float32", bucket, heads, splits, head_dim)
-    sums = torch.stack((normal("cpu", "float32", bucket, heads, splits) * 4, torch.rand(bucket, heads, splits) + 1), -1)
-    for row in range(bucket):
-        empty = slice(max(1, splits - row), None)
-        partial[row, :, empty], sums[row, :, empty, 0], sums[row, :, empty, 1] = float("nan"), float("-inf"), 0.0
-    out = buffer("out", dtype, bucket, heads * head_dim)
-    shape = (bucket, heads, splits)
-    launch = attention_merge(
-        PART,
-        rows=buffer("rows", "int32", bucket, 8),
-        partial=buffer("partial", "float32", *shape, head_dim),
-        sums=buffer("sums", "float32", *shape, 2),
-        out=out,
-    )
-    slots = [-1 if i == 1 else bucket - i for i in range(bucket)]
-    tensors = {
-        "rows": row_records(slots, device),
-        "partial": partial.to(device),
-        "sums": sums.to(device),
-        "out": poisoned(out, device=device),
-    }
-    return Case(launch, tensors)
-
-
-def merged(case: Case, dtype: str = "float32", device: str = "cpu") -> Case:
-    """The merge of a decode case that has run."""
-    buffers = dict(case.launch.buffers())
-    bucket, heads, _, head_dim = buffers["partial"].sizes
-    out = buffer("out", dtype, bucket, heads * head_dim)
-    launch = attention_merge(PART, rows=buffers["rows"], partial=buffers["partial"], sums=buffers["sums"], out=out)
-    tensors = {name: case.tensors[name] for name in ("rows", "partial", "sums")}
-    return Case(launch, {**tensors, "out": poisoned(out, device=device)})
