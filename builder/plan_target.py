@@ -73,7 +73,7 @@ def plan_target(model: ModelConfig, geometry: Geometry, part: Part, memory: int 
         placement.plans,
         placement.buffers,
         placement.pools,
-        writes=lambda name: (*registry.kernel(name).writes, *registry.kernel(name).scratch),
+        writes=lambda name: registry.kernel(name).writes,
         early=lambda name: registry.kernel(name).early,
     )
     load_time = [LoadTimeEntry(name, divisor) for name, divisor in LOAD_TIME_DIVISORS.items()]

@@ -14,6 +14,7 @@ from ouro_build.builder.record import Recorder
 from ouro_build.kernels.advance import advance
 from ouro_build.kernels.argmax import argmax
 from ouro_build.kernels.attention_decode import attention_decode, split_rule
+from ouro_build.kernels.attention_merge import attention_merge
 from ouro_build.kernels.attention_prefill import attention_prefill
 from ouro_build.kernels.bind import bind
 from ouro_build.kernels.embedding import embedding
@@ -222,17 +223,21 @@ class Programs:
         m, b, part, bucket = self._model, self._buffers, self._part, rows.sizes[0]
         rule = split_rule(part, bucket, m.heads, m.kv_heads, m.head_dim, m.dtype)
         most = rule.most(self._geometry.max_context)
-        splits = recorder.workspace("splits", "int32", bucket * most, SPLIT_RECORD)
-        arrived = recorder.workspace("arrived", "int32", bucket, m.kv_heads)
-        recorder.add(split_contexts(part, rows=rows, splits=splits, arrived=arrived, rule=rule))
+        splits = recorder.workspace("splits", "int32", bucket * most, SPLIT_RECORD + rule.tile)
+        counts = recorder.workspace("counts", "int32", bucket)
+        recorder.add(
+            split_contexts(part, rows=rows, block_tables=b.block_tables, splits=splits, counts=counts, rule=rule,
+                           block_size=self._geometry.block_size)
+        )  # fmt: skip
 
         def attend(q: Buffer, out: Buffer, layer: int) -> None:
             partial = recorder.workspace(f"partial.{layer}", "float32", bucket, m.heads, most, m.head_dim)
             sums = recorder.workspace(f"sums.{layer}", "float32", bucket, m.heads, most, 2)
             recorder.add(
                 attention_decode(part, splits=splits, q=q, block_tables=b.block_tables, kv=b.kv, partial=partial,
-                                 sums=sums, arrived=arrived, out=out, layer=layer, layers=m.layers, rule=rule)
+                                 sums=sums, layer=layer, layers=m.layers, rule=rule)
             )  # fmt: skip
+            recorder.add(attention_merge(part, counts=counts, partial=partial, sums=sums, out=out))
 
         return attend
 

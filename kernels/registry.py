@@ -14,6 +14,7 @@ NAMES: tuple[str, ...] = (
     "advance",
     "argmax",
     "attention_decode",
+    "attention_merge",
     "attention_prefill",
     "bind",
     "embedding",

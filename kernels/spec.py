@@ -32,11 +32,10 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's name, the version of its meaning, the arguments it writes, its tolerance.
+    """A kernel's name, the version of its meaning, the arguments it writes, its
+    tolerance. The other arguments it only reads.
 
-    `scratch` are arguments that its programs write for each other: nothing in them counts afterwards, and the reference leaves
-    them alone. All others it only reads. `early` are those it may read before it waits for its predecessors: weights, which
-    nothing writes.
+    `early` are the arguments that it may read before it waits for its predecessors: weights, which nothing writes.
     """
 
     name: str
@@ -44,7 +43,6 @@ class Kernel:
     writes: tuple[str, ...]
     tolerance: Tolerance
     early: tuple[str, ...] = ()
-    scratch: tuple[str, ...] = ()
 
     def launch(
         self,

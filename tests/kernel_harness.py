@@ -71,15 +71,13 @@ def run_reference(launch: Launch, tensors: Mapping[str, Tensor], values: Values 
 
 def check(launch: Launch, tensors: Mapping[str, Tensor], values: Values | None = None) -> dict[str, Tensor]:
     """Run both on copies and compare: written buffers within the kernel's tolerance (poison where neither wrote), the others
-    bit for bit, scratch not at all. Returns the source's buffers."""
+    bit for bit. Returns the source's buffers."""
     kernel = registry.kernel(launch.specialization.kernel)
     got = {name: t.clone() for name, t in tensors.items()}
     want = {name: t.clone() for name, t in tensors.items()}
     run_source(launch, got, values)
     run_reference(launch, want, values)
     for name, before in tensors.items():
-        if name in kernel.scratch:
-            continue
         if name not in kernel.writes:
             assert _bits(got[name]).equal(_bits(before)), f"{kernel.name} wrote {name}"
             continue

@@ -8,17 +8,24 @@ from ouro_build.kernels.split_contexts import Split
 
 
 def attention_decode(
-    splits: Tensor, q: Tensor, block_tables: Tensor, kv: Tensor, out: Tensor, layer: int, scale: float, LAYERS: int
+    splits: Tensor,
+    q: Tensor,
+    block_tables: Tensor,
+    kv: Tensor,
+    partial: Tensor,
+    sums: Tensor,
+    layer: int,
+    scale: float,
+    LAYERS: int,
 ) -> None:
-    """Attention of every row that has splits, over all that its splits cover."""
-    first = splits[(splits[:, Split.ROW] >= 0) & (splits[:, Split.INDEX] == 0)]
-    for record in first.tolist():
-        row = record[Split.ROW]
-        end = int(splits[splits[:, Split.ROW] == row, Split.END].max())
-        plane = record[Split.LOOP] * LAYERS + layer
-        keys, values = context(kv, block_tables[record[Split.REQUEST]], plane, end)
+    """Each split's unnormalised share of its row's attention, its maximum score and its sum."""
+    for record in splits[splits[:, Split.ROW] >= 0].tolist():
+        row, index, _, first, end, request, loop = record[: Split.LOOP + 1]
+        keys, values = context(kv, block_tables[request], loop * LAYERS + layer, end)
         group = q.shape[1] // keys.shape[0]
-        keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+        keys, values = (t[:, first:].repeat_interleave(group, 0) for t in (keys, values))
         scores = torch.einsum("hd,hpd->hp", q[row].float(), keys) * scale
-        attended = torch.einsum("hp,hpd->hd", scores.softmax(-1), values)
-        out[row] = attended.flatten().to(out.dtype)
+        maximum = scores.amax(1, keepdim=True)
+        weights = torch.exp(scores - maximum)
+        partial[row, :, index] = torch.einsum("hp,hpd->hd", weights, values)
+        sums[row, :, index, 0], sums[row, :, index, 1] = maximum[:, 0], weights.sum(1)

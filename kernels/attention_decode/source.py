@@ -12,19 +12,19 @@ FLOOR = tl.constexpr(-3.0e38)
 
 @triton.jit
 def single_head(
-    q, keys, table, first, end, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
+    q, keys, table, block, first, end, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One query head: products and sums, memory-bound.
 
     Every lane of the tile keeps its own maximum, sum and accumulator, so nothing is exchanged between warps before the end.
-    The next tile's keys and values are under way while this one is used, and the block ids of the one after it.
+    `block` are the KV blocks of the first tile's keys. The next tile's keys and values are under way while this one is used,
+    and the block ids of the one after it.
     """
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
     lane = first + tl.arange(0, TILE)
     d = tl.arange(0, HEAD_DIM)
     query = tl.load(q + d).to(tl.float32) * scale
-    block = tl.load(table + lane // BLOCK_SIZE, mask=lane < end, other=0)
     at = keys + key_offsets(block, lane, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
     k = tl.load(at, mask=(lane < end)[:, None], other=0.0)
     v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0)
@@ -94,52 +94,25 @@ def grouped_heads(
 
 
 @triton.jit
-def merge(partial, sums, count, HEAD_DIM: tl.constexpr, MOST: tl.constexpr, MERGE_TILE: tl.constexpr):
-    """A head's attention from its row's `count` splits, in their order.
-
-    Other programs wrote them, which the near cache may not know.
-    """
-    maximum = float("-inf")
-    for first in range(0, count, MERGE_TILE):
-        split = first + tl.arange(0, MERGE_TILE)
-        tops = tl.load(sums + split * 2, mask=split < count, other=float("-inf"), cache_modifier=".cg")
-        maximum = tl.maximum(maximum, tl.max(tops, 0))
-    d = tl.arange(0, HEAD_DIM)
-    acc = tl.zeros((HEAD_DIM,), tl.float32)
-    whole = 0.0
-    for first in range(0, count, MERGE_TILE):
-        split = first + tl.arange(0, MERGE_TILE)
-        inside = split < count
-        tops = tl.load(sums + split * 2, mask=inside, other=float("-inf"), cache_modifier=".cg")
-        totals = tl.load(sums + split * 2 + 1, mask=inside, other=0.0, cache_modifier=".cg")
-        at = partial + split[:, None] * HEAD_DIM + d[None, :]
-        parts = tl.load(at, mask=inside[:, None], other=0.0, cache_modifier=".cg")
-        share = tl.exp(tops - maximum)
-        acc += tl.sum(parts * share[:, None], 0)
-        whole += tl.sum(totals * share, 0)
-    return acc / whole
-
-
-@triton.jit
 def attend(
-    record, kv_head, q, block_tables, kv, partial, sums, arrived, out, plane_stride, block_stride, layer, scale,
-    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, MERGE_TILE: tl.constexpr, TILE: tl.constexpr,
+    record, kv_head, q, block_tables, kv, partial, sums, plane_stride, block_stride, layer, scale, LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One split of one kv head."""
-    row = tl.load(record).to(tl.int64)
+    row = tl.load(record)
     split = tl.load(record + 1)
-    count = tl.load(record + 2)
     first = tl.load(record + 3)
     end = tl.load(record + 4)
     table = block_tables + tl.load(record + 5).to(tl.int64) * TABLE_WIDTH
     keys = kv + head_offset(plane_stride, tl.load(record + 6), layer, kv_head, LAYERS, BLOCK_SIZE, HEAD_DIM)
     of_group = tl.arange(0, GROUP_TILE)
     d = tl.arange(0, HEAD_DIM)
-    head = (row * KV_HEADS + kv_head) * GROUP
+    head = (row.to(tl.int64) * KV_HEADS + kv_head) * GROUP
     if GROUP == 1:
+        blocks = tl.load(record + 8 + tl.arange(0, TILE))
         acc, top, total = single_head(
-            q + head * HEAD_DIM, keys, table, first, end, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE
+            q + head * HEAD_DIM, keys, table, blocks, first, end, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE
         )  # fmt: skip
         acc = acc[None, :]
     else:
@@ -148,43 +121,28 @@ def attend(
             BLOCK_SIZE, TILE,
         )  # fmt: skip
     real = of_group < GROUP
-    if count == 1:
-        y = acc / (total if GROUP == 1 else total[:, None])
-        to = out + (head + of_group)[:, None] * HEAD_DIM + d[None, :]
-        tl.store(to, y.to(out.dtype.element_ty), mask=real[:, None])
-    else:
-        at = (head + of_group) * MOST + split
-        tl.store(partial + at[:, None] * HEAD_DIM + d[None, :], acc, mask=real[:, None])
-        tl.store(sums + at * 2, top, mask=real)
-        tl.store(sums + at * 2 + 1, total, mask=real)
-        # Whoever comes last joins the splits: every thread's stores are before the count, and so seen by the last.
-        tl.debug_barrier()
-        counter = arrived + row * KV_HEADS + kv_head
-        if tl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
-            tl.store(counter, 0)
-            for of in range(GROUP):
-                mine = head + of
-                y = merge(partial + mine * MOST * HEAD_DIM, sums + mine * MOST * 2, count, HEAD_DIM, MOST, MERGE_TILE)
-                tl.store(out + mine * HEAD_DIM + d, y.to(out.dtype.element_ty))
+    at = (head + of_group) * MOST + split
+    tl.store(partial + at[:, None] * HEAD_DIM + d[None, :], acc, mask=real[:, None])
+    tl.store(sums + at * 2, top, mask=real)
+    tl.store(sums + at * 2 + 1, total, mask=real)
 
 
 @triton.jit
 def attention_decode(
-    splits, q, block_tables, kv, partial, sums, arrived, out, plane_stride, block_stride, layer, scale, LIMIT: tl.constexpr,
+    splits, q, block_tables, kv, partial, sums, plane_stride, block_stride, layer, scale, LIMIT: tl.constexpr,
     LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, MERGE_TILE: tl.constexpr, TILE: tl.constexpr,
-    PROGRAMMATIC: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
     wait(PROGRAMMATIC)
+    WIDTH: tl.constexpr = 8 + TILE
     at = tl.program_id(0)
-    row = tl.load(splits + at // KV_HEADS * 8)
+    row = tl.load(splits + at // KV_HEADS * WIDTH)
     while row >= 0:
         after = at + tl.num_programs(0)
-        row = tl.load(splits + after // KV_HEADS * 8, mask=after < LIMIT, other=-1)
+        row = tl.load(splits + after // KV_HEADS * WIDTH, mask=after < LIMIT, other=-1)
         attend(
-            splits + at // KV_HEADS * 8, at % KV_HEADS, q, block_tables, kv, partial, sums, arrived, out, plane_stride,
-            block_stride, layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST,
-            MERGE_TILE, TILE,
+            splits + at // KV_HEADS * WIDTH, at % KV_HEADS, q, block_tables, kv, partial, sums, plane_stride, block_stride,
+            layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE,
         )  # fmt: skip
         at = after

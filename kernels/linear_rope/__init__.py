@@ -45,12 +45,13 @@ def linear_rope(
     size, width = weight.sizes
     places, cache = cache_write(blocks, rotation, kv, q, layer, layers)
     shape = fragment_shape(bucket, size, width)
-    constants, options = fragment_options(shape, bucket, width)
-    # A program takes some elements of a head's first half and the ones they are rotated with.
+    # A tile is some elements of a head's first half and the ones they are rotated with.
     pairs = min(shape.block_n, head_dim) // 2
+    tiles = (heads + 2 * page_shape(kv)[0]) * (head_dim // 2 // pairs)
+    programs, constants, options = fragment_options(part, shape, bucket, width, tiles)
     return KERNEL.launch(
         part,
-        grid=((heads + 2 * page_shape(kv)[0]) * (head_dim // 2 // pairs), 1, 1),
+        grid=(programs, 1, 1),
         arguments={"rows": rows, "x": x, "weight": weight, **places},
         constants={"ROWS": bucket, "K": width, **cache, "PAIRS": pairs, **constants},
         options=options,

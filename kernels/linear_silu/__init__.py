@@ -20,22 +20,22 @@ KERNEL = Kernel(
     early=("weight",),
 )
 
-# Half a program's weight rows are gate rows, half are up rows.
-_BLOCK = 16
-
 
 def linear_silu(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer) -> Launch:
     """`out[i] = silu(gate) * up` with `gate, up = weight[:I] @ x[i], weight[I:] @ x[i]`, each rounded to the type.
 
     rows int32 [bucket, RECORD], x [bucket, K], weight [2 I, K], out [bucket, I], all but rows of one half-width type.
+    Inactive rows of `out` are written too: with what their `x` makes of them.
     """
     bucket, (_, size) = rows.sizes[0], out.sizes
     double, width = weight.sizes
-    constants, options = fragment_options(fragment_shape(bucket, double, width), bucket, width)
+    shape = fragment_shape(bucket, double, width)
+    block = shape.block_n // 2  # half a tile's weight rows are gate rows, half are up rows
+    programs, constants, options = fragment_options(part, shape, bucket, width, ceil_div(size, block))
     return KERNEL.launch(
         part,
-        grid=(ceil_div(size, _BLOCK), 1, 1),
+        grid=(programs, 1, 1),
         arguments={"rows": rows, "x": x, "weight": weight, "out": out},
-        constants={"ROWS": bucket, "SIZE": size, "K": width, "BLOCK": _BLOCK, **constants},
+        constants={"ROWS": bucket, "SIZE": size, "K": width, "BLOCK": block, **constants},
         options=options,
     )

@@ -12,12 +12,12 @@ from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div, next_power_of_2
 KERNEL = Kernel(
     name="split_contexts",
     contract=1,
-    writes=("splits", "arrived"),
+    writes=("splits", "counts"),
     tolerance=Tolerance(absolute={}, relative={}, reason="integers: equal"),
 )
 
 SPLIT_RECORD = 8
-"""int32 values of a split's record."""
+"""int32 values of a split's record, before the KV blocks of its first tile's keys."""
 
 
 class Split(IntEnum):
@@ -57,26 +57,30 @@ class SplitRule(NamedTuple):
         return min(max(self.least, ceil_div(tiles, self.longest)), ceil_div(tiles, self.shortest))
 
 
-def split_contexts(part: Part, *, rows: Buffer, splits: Buffer, arrived: Buffer, rule: SplitRule) -> Launch:
-    """The records of all splits of active rows, in the order of rows, and `arrived` = 0.
+def split_contexts(
+    part: Part, *, rows: Buffer, block_tables: Buffer, splits: Buffer, counts: Buffer, rule: SplitRule, block_size: int
+) -> Launch:
+    """The records of all splits of active rows, in the order of rows, and each row's number of splits.
 
-    rows int32 [bucket, RECORD]; splits int32 [bucket * most, SPLIT_RECORD] in `Split` columns; arrived int32 [bucket, kv
-    heads]. Of a record after the last split only `ROW` is written.
+    rows int32 [bucket, RECORD]; block_tables int32 [requests, blocks]; splits int32 [bucket * most, SPLIT_RECORD + tile]: the
+    `Split` columns, then the KV block of each key of the first tile, 0 past the end; counts int32 [bucket], 0 for an inactive
+    row. Of a record after the last split only `ROW` is written.
     """
     bucket, limit = rows.sizes[0], splits.sizes[0]
     return KERNEL.launch(
         part,
-        grid=(1, 1, 1),
-        arguments={"rows": rows, "splits": splits, "arrived": arrived},
+        grid=(bucket, 1, 1),
+        arguments={"rows": rows, "block_tables": block_tables, "splits": splits, "counts": counts},
         constants={
             "ROWS": bucket,
             "ROW_TILE": next_power_of_2(bucket),
             "MOST": limit // bucket,
-            "COUNTERS": arrived.sizes[0] * arrived.sizes[1],
             "TILE": rule.tile,
             "LEAST": rule.least,
             "LONGEST": rule.longest,
             "SHORTEST": rule.shortest,
+            "BLOCK_SIZE": block_size,
+            "TABLE_WIDTH": block_tables.sizes[1],
         },
-        options=Options(num_warps=4, num_stages=1),
+        options=Options(num_warps=1, num_stages=1),
     )

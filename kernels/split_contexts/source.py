@@ -1,4 +1,4 @@
-"""Triton source of `split_contexts`: one program."""
+"""Triton source of `split_contexts`: one program a row, which counts the splits of those before it."""
 
 import triton
 import triton.language as tl
@@ -7,35 +7,54 @@ from ouro_build.kernels.dependencies.source import release, wait
 
 
 @triton.jit
-def split_contexts(
-    rows, splits, arrived, ROWS: tl.constexpr, ROW_TILE: tl.constexpr, MOST: tl.constexpr, COUNTERS: tl.constexpr,
-    TILE: tl.constexpr, LEAST: tl.constexpr, LONGEST: tl.constexpr, SHORTEST: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+def count_splits(
+    position, live, TILE: tl.constexpr, LEAST: tl.constexpr, LONGEST: tl.constexpr, SHORTEST: tl.constexpr
 ):  # fmt: skip
-    release(PROGRAMMATIC)
-    wait(PROGRAMMATIC)
-    row = tl.arange(0, ROW_TILE)
-    record = rows + row * 8
-    live = tl.load(record, mask=row < ROWS, other=-1) >= 0
-    position = tl.load(record + 1, mask=live, other=0)
-    loop = tl.load(record + 2, mask=live, other=0)
-    request = tl.load(record + 3, mask=live, other=0)
+    """Splits of rows at `position`, 0 where not `live`, and the tiles of each."""
     tiles = position // TILE + 1
     wanted = tl.minimum(tl.maximum(tl.cdiv(tiles, LONGEST), LEAST), tl.cdiv(tiles, SHORTEST))
     each = tl.cdiv(tiles, wanted)
-    count = tl.where(live, tl.cdiv(tiles, each), 0)
-    start = tl.cumsum(count, 0) - count
-    span = each * TILE
-    for index in range(tl.max(count, 0)):
-        to = splits + (start + index) * 8
-        mine = index < count
-        tl.store(to, row, mask=mine)
-        tl.store(to + 1, row * 0 + index, mask=mine)
-        tl.store(to + 2, count, mask=mine)
-        tl.store(to + 3, span * index, mask=mine)
-        tl.store(to + 4, tl.minimum(span * (index + 1), position + 1), mask=mine)
-        tl.store(to + 5, request, mask=mine)
-        tl.store(to + 6, loop, mask=mine)
-    for first in range(tl.sum(count, 0), ROWS * MOST, ROW_TILE):
-        tl.store(splits + (first + row) * 8, row * 0 - 1, mask=first + row < ROWS * MOST)
-    for first in range(0, COUNTERS, ROW_TILE):
-        tl.store(arrived + first + row, row * 0, mask=first + row < COUNTERS)
+    return tl.where(live, tl.cdiv(tiles, each), 0), each
+
+
+@triton.jit
+def split_contexts(
+    rows, block_tables, splits, counts, ROWS: tl.constexpr, ROW_TILE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr,
+    LEAST: tl.constexpr, LONGEST: tl.constexpr, SHORTEST: tl.constexpr, BLOCK_SIZE: tl.constexpr, TABLE_WIDTH: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
+    WIDTH: tl.constexpr = 8 + TILE
+    mine = tl.program_id(0)
+    row = tl.arange(0, ROW_TILE)
+    live = tl.load(rows + row * 8, mask=row < ROWS, other=-1) >= 0
+    position = tl.load(rows + row * 8 + 1, mask=live, other=0)
+    every, _ = count_splits(position, live, TILE, LEAST, LONGEST, SHORTEST)
+    start = tl.sum(tl.where(row < mine, every, 0), 0)
+    total = tl.sum(every, 0)
+    tl.store(counts + mine, tl.sum(tl.where(row == mine, every, 0), 0))
+    # Programs share the records after the last.
+    for unused in range(total + mine, ROWS * MOST, ROWS):
+        tl.store(splits + unused * WIDTH, -1)
+    slot = tl.load(rows + mine * 8)
+    if slot >= 0:
+        last = tl.load(rows + mine * 8 + 1)
+        loop = tl.load(rows + mine * 8 + 2)
+        request = tl.load(rows + mine * 8 + 3)
+        count, each = count_splits(last, slot >= 0, TILE, LEAST, LONGEST, SHORTEST)
+        table = block_tables + request.to(tl.int64) * TABLE_WIDTH
+        lane = tl.arange(0, TILE)
+        for index in range(count):
+            record = splits + (start + index) * WIDTH
+            first = index * each * TILE
+            end = tl.minimum(first + each * TILE, last + 1)
+            tl.store(record, mine)
+            tl.store(record + 1, index)
+            tl.store(record + 2, count)
+            tl.store(record + 3, first)
+            tl.store(record + 4, end)
+            tl.store(record + 5, request)
+            tl.store(record + 6, loop)
+            inside = first + lane < end
+            tl.store(record + 8 + lane, tl.load(table + (first + lane) // BLOCK_SIZE, mask=inside, other=0))

@@ -15,6 +15,7 @@ from ouro_build.builder.compile import compile_images, jobs
 from ouro_build.builder.limits import check_limits
 from ouro_build.builder.toolchain import find_toolchain
 from ouro_build.kernels.attention_decode import attention_decode, split_rule
+from ouro_build.kernels.attention_merge import attention_merge
 from ouro_build.kernels.attention_prefill import attention_prefill
 from ouro_build.kernels.linear import fused, linear
 from ouro_build.kernels.linear_rope import linear_rope
@@ -76,7 +77,7 @@ def fused_linears(part: Part, dtype: str, bucket: int) -> Iterator[Launch]:
 
 
 def attentions(part: Part, dtype: str, bucket: int, heads: int, kv_heads: int) -> Iterator[Launch]:
-    """Decode, with the cutting of its contexts, for few rows, prefill for many."""
+    """Decode, with the cutting before and the merge after it, for few rows, prefill for many."""
     rows = buffer("rows", "int32", bucket, 8)
     q = buffer("q", dtype, bucket, heads, HEAD_DIM)
     tables = buffer("block_tables", "int32", 8, CONTEXT // BLOCK_SIZE)
@@ -84,24 +85,27 @@ def attentions(part: Part, dtype: str, bucket: int, heads: int, kv_heads: int) -
     out = buffer("out", dtype, bucket, heads * HEAD_DIM)
     rule = split_rule(part, bucket, heads, kv_heads, HEAD_DIM, dtype)
     most = rule.most(CONTEXT)
-    splits = buffer("splits", "int32", bucket * most, SPLIT_RECORD)
-    arrived = buffer("arrived", "int32", bucket, kv_heads)
+    splits = buffer("splits", "int32", bucket * most, SPLIT_RECORD + rule.tile)
+    counts = buffer("counts", "int32", bucket)
+    partial = buffer("partial", "float32", bucket, heads, most, HEAD_DIM)
+    sums = buffer("sums", "float32", bucket, heads, most, 2)
     if EVERY or bucket <= 64:
-        yield split_contexts(part, rows=rows, splits=splits, arrived=arrived, rule=rule)
+        yield split_contexts(
+            part, rows=rows, block_tables=tables, splits=splits, counts=counts, rule=rule, block_size=BLOCK_SIZE
+        )
         yield attention_decode(
             part,
             splits=splits,
             q=q,
             block_tables=tables,
             kv=kv,
-            partial=buffer("partial", "float32", bucket, heads, most, HEAD_DIM),
-            sums=buffer("sums", "float32", bucket, heads, most, 2),
-            arrived=arrived,
-            out=out,
+            partial=partial,
+            sums=sums,
             layer=3,
             layers=LAYERS,
             rule=rule,
         )
+        yield attention_merge(part, counts=counts, partial=partial, sums=sums, out=out)
     if bucket >= 16:
         yield attention_prefill(part, rows=rows, q=q, block_tables=tables, kv=kv, out=out, layer=3, layers=LAYERS)
 

@@ -1,4 +1,4 @@
-"""A paged context of several requests, and the cases of both attention kernels in it."""
+"""A paged context of several requests, and the cases of the attention kernels in it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from torch import Tensor
 
 from ouro_build.artifacts.plan import Buffer
 from ouro_build.kernels.attention_decode import attention_decode, split_rule
+from ouro_build.kernels.attention_merge import attention_merge
 from ouro_build.kernels.attention_prefill import attention_prefill
-from ouro_build.kernels.split_contexts import SPLIT_RECORD, SplitRule
+from ouro_build.kernels.paged_kv import page_shape
+from ouro_build.kernels.split_contexts import SPLIT_RECORD, Split, SplitRule
 from tests.kernel_cases import PART, Case, normal
 from tests.kernel_cases.paged import in_order, kv_buffer, kv_values
 from tests.kernel_harness import Values, buffer, poisoned, row_records
@@ -80,9 +82,9 @@ def queries(rows: Rows, dtype: str, device: str, heads: int, head_dim: int) -> T
     return q.to(device)
 
 
-def split_records(rows: Rows, rule: SplitRule, limit: int) -> Tensor:
+def split_records(rows: Rows, rule: SplitRule, limit: int, tables: Tensor, block_size: int) -> Tensor:
     """What `split_contexts` makes of `rows`, told another way."""
-    table = torch.full((limit, SPLIT_RECORD), -1, dtype=torch.int32)
+    table = torch.full((limit, SPLIT_RECORD + rule.tile), -1, dtype=torch.int32)
     at = 0
     for row, known in enumerate(rows):
         if known is None:
@@ -95,6 +97,9 @@ def split_records(rows: Rows, rule: SplitRule, limit: int) -> Tensor:
         for index, first in enumerate(firsts):
             record = [row, index, len(firsts), first, min(first + span, position + 1), request, loop]
             table[at, : len(record)] = torch.tensor(record, dtype=torch.int32)
+            table[at, SPLIT_RECORD:] = 0
+            for lane, key in enumerate(range(first, min(first + rule.tile, record[4]))):
+                table[at, SPLIT_RECORD + lane] = tables[request, key // block_size]
             at += 1
     return table
 
@@ -115,11 +120,9 @@ def decode_case(
     tile = split_rule(PART, len(rows), heads, kv_heads, head_dim, dtype).tile
     rule = rule or SplitRule(tile, least, 1 << 20, 1)
     most = rule.most(max(row[1] + 1 for row in rows if row))
-    splits = buffer("splits", "int32", len(rows) * most, SPLIT_RECORD)
+    splits = buffer("splits", "int32", len(rows) * most, SPLIT_RECORD + tile)
     partial = buffer("partial", "float32", len(rows), heads, most, head_dim)
     sums = buffer("sums", "float32", len(rows), heads, most, 2)
-    arrived = buffer("arrived", "int32", len(rows), kv_heads)
-    out = buffer("out", dtype, len(rows), heads * head_dim)
     launch = attention_decode(
         PART,
         splits=splits,
@@ -128,21 +131,17 @@ def decode_case(
         kv=ctx.kv_buffer,
         partial=partial,
         sums=sums,
-        arrived=arrived,
-        out=out,
         layer=LAYER,
         layers=LAYERS,
         rule=rule,
     )
     tensors = {
-        "splits": split_records(rows, rule, splits.sizes[0]).to(device),
+        "splits": split_records(rows, rule, splits.sizes[0], ctx.tables, page_shape(ctx.kv_buffer)[1]).to(device),
         "q": queries(rows, dtype, device, heads, head_dim),
         "block_tables": ctx.tables,
         "kv": ctx.kv,
         "partial": poisoned(partial, device=device),
         "sums": poisoned(sums, device=device),
-        "arrived": torch.zeros_like(poisoned(arrived, device=device)),
-        "out": poisoned(out, device=device),
     }
     return Case(launch, tensors, dict(ctx.values))
 
@@ -177,3 +176,40 @@ def prefill_case(
         "out": poisoned(out, device=device),
     }
     return Case(launch, tensors, dict(ctx.values))
+
+
+def merge_case(dtype: str, device: str = "cpu", heads: int = 3, splits: int = 5, head_dim: int = 32) -> Case:
+    """Splits of very different maxima; from row to row fewer of them, down to none."""
+    bucket = splits + 1
+    partial = normal("cpu", "float32", bucket, heads, splits, head_dim)
+    sums = torch.stack((normal("cpu", "float32", bucket, heads, splits) * 4, torch.rand(bucket, heads, splits) + 1), -1)
+    counts = torch.arange(splits, -1, -1, dtype=torch.int32)
+    for row, count in enumerate(counts.tolist()):
+        partial[row, :, count:], sums[row, :, count:] = float("nan"), float("nan")
+    out = buffer("out", dtype, bucket, heads * head_dim)
+    launch = attention_merge(
+        PART,
+        counts=buffer("counts", "int32", bucket),
+        partial=buffer("partial", "float32", bucket, heads, splits, head_dim),
+        sums=buffer("sums", "float32", bucket, heads, splits, 2),
+        out=out,
+    )
+    tensors = {
+        "counts": counts.to(device),
+        "partial": partial.to(device),
+        "sums": sums.to(device),
+        "out": poisoned(out, device=device),
+    }
+    return Case(launch, tensors)
+
+
+def merged(case: Case, dtype: str, device: str = "cpu") -> Case:
+    """The merge of a decode case that has run."""
+    buffers = dict(case.launch.buffers())
+    bucket, heads, _, head_dim = buffers["partial"].sizes
+    out, counts = buffer("out", dtype, bucket, heads * head_dim), buffer("counts", "int32", bucket)
+    launch = attention_merge(PART, counts=counts, partial=buffers["partial"], sums=buffers["sums"], out=out)
+    rows = case.tensors["splits"][:, Split.ROW]
+    tensors = {name: case.tensors[name] for name in ("partial", "sums")}
+    tensors["counts"] = torch.bincount(rows[rows >= 0], minlength=bucket).to(torch.int32)
+    return Case(launch, {**tensors, "out": poisoned(out, device=device)})
