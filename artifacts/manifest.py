@@ -18,6 +18,7 @@ from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Dim, LoadTimeValue, Pool
+from ouro_build.artifacts.tuning import TuningRecord
 
 FORMAT = "1.0"
 MANIFEST = "manifest.json"
@@ -162,10 +163,14 @@ class MemoryPlan(_Record, frozen=True, kw_only=True):
 
 
 class TargetRecord(_Record, frozen=True, kw_only=True):
-    """What was built for one GPU. `images[i]` is the compiled form of specialisation i of the plan index."""
+    """What was built for one GPU. `images[i]` is the compiled form of specialisation i of the plan index.
+
+    `tuning` are the tables that launch rules looked configurations up in, the first before the others.
+    """
 
     part: Part
     ptxas: str
+    tuning: tuple[TuningRecord, ...]
     plan_index: str
     plan_columns: str
     images: tuple[ImageRecord, ...]

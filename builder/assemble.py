@@ -11,10 +11,10 @@ from ouro_build.artifacts.writer import Content, plan_files, plan_paths
 from ouro_build.builder.buffers import kv_layout
 from ouro_build.builder.cache import Image
 from ouro_build.builder.compile import Job
-from ouro_build.builder.limits import check_limits
 from ouro_build.builder.plan_target import Preparation, Target
 from ouro_build.builder.tokenizer_files import tokenizer_files
 from ouro_build.builder.toolchain import Toolchain
+from ouro_build.builder.tuned import check_image
 
 MODES = ("dense",)
 _DIGEST_DIGITS = 12
@@ -45,11 +45,12 @@ def manifest(preparation: Preparation, work: Work, images: Images, weights: Weig
 def target_record(target: Target, work: Sequence[Job], images: Images, toolchain: Toolchain) -> TargetRecord:
     """The record of one part. Raises CompileError for an image that is over a limit of it."""
     for job in work:
-        check_limits(target.part, job.specialization, images[job.key])
+        check_image(target.part, job.specialization, images[job.key], target.chosen)
     index, columns = plan_paths(target.part.name)
     return TargetRecord(
         part=target.part,
         ptxas=toolchain.ptxas_release(target.part.arch),
+        tuning=target.tuning,
         plan_index=index,
         plan_columns=columns,
         images=tuple(_image_record(target.part, job, images[job.key]) for job in work),

@@ -13,10 +13,10 @@ from ouro_build.artifacts.weight_stream import write_weights
 from ouro_build.artifacts.writer import write_artifact
 from ouro_build.builder import assemble
 from ouro_build.builder.cache import ImageCache
-from ouro_build.builder.compile import compile_images, jobs
+from ouro_build.builder.compile import Job, compile_images, jobs
 from ouro_build.builder.oracle import make_oracle
-from ouro_build.builder.plan_target import Preparation
-from ouro_build.builder.toolchain import find_toolchain
+from ouro_build.builder.plan_target import Preparation, Target
+from ouro_build.builder.toolchain import Toolchain, find_toolchain
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def build(
     report = report or Reporter()
     check_output(output, force=force)
     toolchain = find_toolchain(preparation.spec.parts)
-    work = {t.part.name: jobs(t.index.specializations, t.part.arch, toolchain) for t in preparation.targets}
+    work = {t.part.name: _jobs(t, toolchain) for t in preparation.targets}
     with publishing(output, force=force) as folder:
         report.phase("compiling")
         compiled = compile_images([job for listed in work.values() for job in listed], cache, workers, report.images)
@@ -68,6 +68,11 @@ def build(
         report.phase("publishing")
         written = write_artifact(folder, manifest, files)
     return Built(output, identity(encode_manifest(written)), written, len(compiled.images), compiled.cached)
+
+
+def _jobs(target: Target, toolchain: Toolchain) -> tuple[Job, ...]:
+    notes = {s: f"entry {entry.place!r} of --tuning" for s, entry in target.chosen.items()}
+    return jobs(target.index.specializations, target.part.arch, toolchain, notes)
 
 
 def _write_weights(preparation: Preparation, folder: Path) -> WeightsRecord:

@@ -24,6 +24,7 @@ from ouro_build.builder.budget import full_requests, size
 from ouro_build.builder.output import facts, progress, stack, table
 from ouro_build.builder.plan_target import Preparation, prepare
 from ouro_build.builder.spec import BLOCK_SIZES, DTYPES, BuildSpec, find_parts, parse_buckets
+from ouro_build.builder.tuned import read_tables
 from ouro_build.runtime.paths import NO_CUDA, torch_has_cuda
 
 if TYPE_CHECKING:
@@ -86,6 +87,14 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
     help="Put them in, or leave them out and record their digests.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of a preset's weights.")
+@click.option(
+    "--tuning",
+    "tuning",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="TABLE.json",
+    help="Configurations of kernels that ouro-artifact tune found; one for each architecture.",
+)
 @click.option("--workers", type=click.IntRange(min=1), help="Compiler processes.  [default: one a core]")
 @click.option(
     "--cache-dir", type=click.Path(path_type=Path), help="Compiled images between builds.  [default: the user's cache]"
@@ -105,6 +114,7 @@ def cli(
     output: Path,
     prefill_buckets: str,
     weights: str,
+    tuning: tuple[Path, ...],
     workers: int | None,
     cache_dir: Path | None,
     record: Path | None,
@@ -121,11 +131,14 @@ def cli(
         buckets=parse_buckets(buckets, "--buckets"),
         prefill_buckets=parse_buckets(prefill_buckets, "--prefill-buckets"),
         embed_weights=weights == "embed",
+        tuning=read_tables(tuning),
         **shape,
     )
     if not dry_run:
         check_output(output, force=force)  # before a model is fetched for nothing
     preparation = prepare(spec)
+    for note in (note for target in preparation.targets for note in target.notes):
+        out.say(note)
     if dry_run:
         out.data(BuildResult(path="", identity="", targets=_targets(preparation)), lambda result: _drawn(result, preparation))
         return

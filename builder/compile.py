@@ -11,7 +11,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -36,16 +36,18 @@ _KEPT_TALK = 2000
 
 @dataclass(frozen=True)
 class Job:
-    """One image to make: `key` is its content key, `arch` the architecture."""
+    """One image to make: `key` is its content key, `arch` the architecture, `note` what is to be said of a failure."""
 
     key: str
     specialization: Specialization
     arch: str
+    note: str = ""
 
     def __str__(self) -> str:
         s = self.specialization
         constants = ", ".join(f"{name}={value}" for name, value in s.constants)
-        return f"kernel {s.kernel} for {self.arch} ({constants}; {s.options.num_warps} warps, {s.options.num_stages} stages)"
+        shape = f"{constants}; {s.options.num_warps} warps, {s.options.num_stages} stages"
+        return f"kernel {s.kernel} for {self.arch} ({shape})" + (f", {self.note}" if self.note else "")
 
 
 @dataclass(frozen=True)
@@ -64,31 +66,49 @@ class Compiled:
     cached: int
 
 
-def jobs(specializations: Sequence[Specialization], arch: str, toolchain: Toolchain) -> tuple[Job, ...]:
-    """What is to be made for `arch`, in the order of `specializations`."""
-    return tuple(Job(image_key(s, arch, toolchain), s, arch) for s in specializations)
+def jobs(
+    specializations: Sequence[Specialization],
+    arch: str,
+    toolchain: Toolchain,
+    notes: Mapping[Specialization, str] | None = None,
+) -> tuple[Job, ...]:
+    """What is to be made for `arch`, in the order of `specializations`, with `notes` on some."""
+    said = notes or {}
+    return tuple(Job(image_key(s, arch, toolchain), s, arch, said.get(s, "")) for s in specializations)
 
 
 def compile_images(
-    wanted: Sequence[Job], cache: ImageCache, workers: int, progress: Callable[[int, int], None] = lambda done, total: None
+    wanted: Sequence[Job],
+    cache: ImageCache,
+    workers: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    refused: dict[str, CompileError] | None = None,
 ) -> Compiled:
     """An image for every job, from the cache or compiled by up to `workers` processes.
 
-    `progress(done, total)` is told of each. Raises CompileError naming the kernel, the GPU and the figures.
+    `progress(done, total)` is told of each. Raises CompileError naming the kernel, the GPU and the figures; with `refused`,
+    what the compiler refuses is put there by its key and has no image.
     """
     by_key = {job.key: job for job in wanted}
     images = {key: image for key in by_key if (image := cache.get(key)) is not None}
     cached = len(images)
     progress(cached, len(by_key))
     missing = [job for key, job in by_key.items() if key not in images]
-    for job, image in _compile_all(missing, workers):
-        cache.put(job.key, image)
-        images[job.key] = image
-        progress(len(images), len(by_key))
-    return Compiled({key: images[key] for key in by_key}, cached)
+    done = cached
+    for job, made in _compile_all(missing, workers):
+        done += 1
+        if isinstance(made, Image):
+            cache.put(job.key, made)
+            images[job.key] = made
+        elif refused is None:
+            raise made
+        else:
+            refused[job.key] = made
+        progress(done, len(by_key))
+    return Compiled({key: images[key] for key in by_key if key in images}, cached)
 
 
-def _compile_all(missing: Sequence[Job], workers: int) -> Iterator[tuple[Job, Image]]:
+def _compile_all(missing: Sequence[Job], workers: int) -> Iterator[tuple[Job, Image | CompileError]]:
     if not missing:
         return
     with tempfile.TemporaryDirectory(prefix="ouro-build-") as scratch:
@@ -115,7 +135,7 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _result(future: Future[Image | _Failure]) -> Image:
+def _result(future: Future[Image | _Failure]) -> Image | CompileError:
     try:
         result = future.result()
     except BrokenProcessPool as error:
@@ -123,7 +143,7 @@ def _result(future: Future[Image | _Failure]) -> Image:
             "a compiler process died", hint="If memory ran out, give --workers a smaller number; else run the build again."
         ) from error
     if isinstance(result, _Failure):
-        raise CompileError(result.what, where=result.where)
+        return CompileError(result.what, where=result.where)
     return result
 
 

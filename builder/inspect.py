@@ -11,6 +11,7 @@ from ouro_build.artifacts.columns import Columns, GraphEntry, PlanIndex
 from ouro_build.artifacts.manifest import Manifest, TargetRecord
 from ouro_build.artifacts.plan import Constant, Edge, Pool
 from ouro_build.artifacts.reader import TOKENIZER, Artifact
+from ouro_build.artifacts.tuning import TuningRecord
 from ouro_build.builder.budget import size
 from ouro_build.builder.output import facts, stack, table
 
@@ -74,6 +75,7 @@ class TargetView(msgspec.Struct, frozen=True, kw_only=True):
     arch: str
     sm_count: int
     ptxas: str
+    tuning: tuple[TuningRecord, ...]
     budget: int
     reserve: int
     kv_blocks: int
@@ -131,6 +133,7 @@ def _target(manifest: Manifest, target: TargetRecord, index: PlanIndex, columns:
         arch=target.part.arch,
         sm_count=target.part.sm_count,
         ptxas=target.ptxas,
+        tuning=target.tuning,
         budget=memory.budget,
         reserve=memory.reserve,
         kv_blocks=memory.kv_blocks,
@@ -239,8 +242,12 @@ def _draw_target(t: TargetView) -> tuple[RenderableType, ...]:
     images = [(i.kernel, _constants(i), i.registers, i.spills, i.shared, i.num_warps, i.bytes) for i in t.images]
     columns = ("kernel", "constants", "registers", "spills", "shared", "warps", "bytes")
     name = f"{t.part} ({t.arch}, {t.sm_count} SMs, ptxas {t.ptxas})"
+    tables = [(r.name, r.arch, r.match, r.digest) for r in t.tuning]
     return (
         table(f"memory on {name}: {size(held)} of {size(t.budget)}, {blocks}", ("pool", "size", "buffers"), pools),
+        table(
+            f"tuning tables for {t.part}, in the order in which they were asked", ("name", "arch", "match", "digest"), tables
+        ),
         table(f"plans for {t.part}", ("program", "bucket", "launches", "programmatic"), plans),
         *((table(f"graphs of several runs for {t.part}", ("graph", "bucket", "nodes", "runs"), graphs),) if graphs else ()),
         table(f"images for {t.part}", columns, images),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ouro_build.artifacts.columns import Columns, LoadTimeEntry, PlanIndex, encode
@@ -12,6 +13,7 @@ from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.packing import weight_buffers
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Pool
+from ouro_build.artifacts.tuning import TuningRecord, TuningTable
 from ouro_build.builder.budget import plan_memory
 from ouro_build.builder.buffers import make_buffers
 from ouro_build.builder.checker import check
@@ -19,19 +21,27 @@ from ouro_build.builder.planner import place
 from ouro_build.builder.programs import Programs
 from ouro_build.builder.source import Source, open_source
 from ouro_build.builder.spec import BuildSpec
+from ouro_build.builder.tuned import Chosen, chosen_entries, unused_entries
 from ouro_build.kernels import registry
 from ouro_build.kernels.spec import LOAD_TIME_DIVISORS
+from ouro_build.kernels.tuning import tuned
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is planned for one part. `pools` are the bytes of the pools of fixed size."""
+    """What is planned for one part. `pools` are the bytes of the pools of fixed size.
+
+    `tuning` are the tables that were asked, `chosen` what entries of the given ones shaped, `notes` what is to be said of them.
+    """
 
     part: Part
     index: PlanIndex
     columns: Columns
     pools: dict[Pool, int]
     memory: MemoryPlan
+    tuning: tuple[TuningRecord, ...]
+    chosen: Chosen
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -58,17 +68,22 @@ def prepare(spec: BuildSpec) -> Preparation:
             hint="Correct generation_config.json or config.json.",
         )
     geometry = spec.geometry(source.model)
-    targets = tuple(plan_target(source.model, geometry, part, spec.memory) for part in spec.parts)
+    targets = tuple(plan_target(source.model, geometry, part, spec.memory, spec.tuning) for part in spec.parts)
     return Preparation(spec, source, geometry, targets)
 
 
-def plan_target(model: ModelConfig, geometry: Geometry, part: Part, memory: int | None) -> Target:
+def plan_target(
+    model: ModelConfig, geometry: Geometry, part: Part, memory: int | None, tables: Sequence[TuningTable] = ()
+) -> Target:
     """Record the programs for `part`, place their buffers, prove the placement right and divide `memory` bytes.
 
+    Launch rules ask those of `tables` that are for the part's architecture before the shipped one.
     Raises BudgetError if one request at full context does not fit.
     """
     buffers = make_buffers(model, geometry, weight_buffers(model))
-    placement = place(Programs(model, geometry, part, buffers).record(), buffers)
+    mine = tuple(table for table in tables if table.arch == part.arch)
+    with_tables = tuned(part, mine)
+    placement = place(Programs(model, geometry, with_tables, buffers).record(), buffers)
     check(
         placement.plans,
         placement.buffers,
@@ -79,4 +94,6 @@ def plan_target(model: ModelConfig, geometry: Geometry, part: Part, memory: int 
     load_time = [LoadTimeEntry(name, divisor) for name, divisor in LOAD_TIME_DIVISORS.items()]
     index, columns = encode(placement.plans, placement.buffers, load_time)
     divided = plan_memory(part, model, geometry, placement.plans, placement.pools, memory)
-    return Target(part, index, columns, placement.pools, divided)
+    chosen = chosen_entries(placement.plans, with_tables.tuning, mine)
+    records, notes = with_tables.tuning.records(part), unused_entries(chosen, mine)
+    return Target(part, index, columns, placement.pools, divided, records, chosen, notes)

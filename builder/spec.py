@@ -10,6 +10,8 @@ from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.parts import Part, find_part
+from ouro_build.artifacts.tuning import TuningTable
+from ouro_build.builder.tuned import check_tables
 
 MAX_BUCKET = 1024
 MAX_PREFILL_BUCKET = 8192
@@ -23,7 +25,8 @@ DTYPES = ("bfloat16", "float32")
 class BuildSpec:
     """What to build from `model`. None stands for a default that depends on the model or the part.
 
-    `buckets` and `prefill_buckets` are row counts, ascending; `memory` is bytes that a worker may hold.
+    `buckets` and `prefill_buckets` are row counts, ascending; `memory` is bytes that a worker may hold; `tuning` are tables
+    that are asked before the shipped ones.
     """
 
     model: str
@@ -37,6 +40,7 @@ class BuildSpec:
     memory: int | None = None
     embed_weights: bool = True
     seed: int = 0
+    tuning: tuple[TuningTable, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -52,6 +56,7 @@ class BuildSpec:
         _check_range(self.max_requests, 1, MAX_REQUESTS, "--max-requests")
         _check_range(self.memory, 1, None, "--memory")
         _check_range(self.seed, 0, 2**64 - 1, "--seed")
+        check_tables(self.tuning, self.parts)
 
     def geometry(self, model: ModelConfig) -> Geometry:
         """The declared shapes, with defaults that depend on `model` filled in. Raises UsageError for what it cannot do."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.parts import KIB, Part
 from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue, Options
+from ouro_build.artifacts.tuning import Splits
 from ouro_build.kernels.paged_kv import page_shape
+from ouro_build.kernels.sites import Site, attention_site
 from ouro_build.kernels.spec import Kernel, Tolerance, next_power_of_2
 from ouro_build.kernels.split_contexts import SplitRule
+from ouro_build.kernels.tuning import tuning_of
 
 KERNEL = Kernel(
     name="attention_decode",
@@ -21,27 +24,32 @@ KERNEL = Kernel(
     ),
 )
 
-# A single head orders its own loads: two programs a multiprocessor, each with a tile in use and one on its way, hide the
-# latency of memory. Grouped heads take tiles through shared memory, and smaller ones leave room for more programs.
-_SINGLE = (16 * KIB, 8, 2)
-_GROUPED = (8 * KIB, 4, 4)
 _MAX_TILE = 64
 _MAX_LEAST = 128
-_LONGEST = 64
-_SHORTEST = 1
 
 
-def _shape(kv_heads: int, heads: int) -> tuple[int, int, int]:
-    """Bytes of a tile of keys, warps, and programs a multiprocessor."""
-    return _SINGLE if heads == kv_heads else _GROUPED
+def split_shape(part: Part, site: Site) -> Splits:
+    """How programs of `part` work at `site`, by its tables."""
+    found = tuning_of(part).parameters(site, Splits)
+    return reasoned_splits(grouped=site.kind == "grouped") if found is None else found
+
+
+def reasoned_splits(*, grouped: bool) -> Splits:
+    """Where no table has an entry.
+
+    A single head orders its own loads: two programs a multiprocessor, each with a tile in use and one on its way, hide the
+    latency of memory. Grouped heads take tiles through shared memory, and smaller ones leave room for more programs.
+    """
+    size, warps, programs = (8 * KIB, 4, 4) if grouped else (16 * KIB, 8, 2)
+    return Splits(tile_bytes=size, warps=warps, programs=programs, longest=64, shortest=1, stages=3, maxnreg=128)
 
 
 def split_rule(part: Part, bucket: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> SplitRule:
     """How rows of a bucket are cut: into enough splits to fill the device when all rows are alike."""
-    tile_bytes, _, programs = _shape(kv_heads, heads)
-    tile = max(16, min(_MAX_TILE, tile_bytes // (head_dim * DTYPES[dtype].bytes)))
-    least = max(1, min(_MAX_LEAST, programs * part.sm_count // (bucket * kv_heads)))
-    return SplitRule(tile, least, _LONGEST, _SHORTEST)
+    shape = split_shape(part, attention_site(KERNEL.name, bucket, heads, kv_heads, head_dim, dtype))
+    tile = max(16, min(_MAX_TILE, shape.tile_bytes // (head_dim * DTYPES[dtype].bytes)))
+    least = max(1, min(_MAX_LEAST, shape.programs * part.sm_count // (bucket * kv_heads)))
+    return SplitRule(tile, least, shape.longest, shape.shortest)
 
 
 def attention_decode(
@@ -64,14 +72,14 @@ def attention_decode(
     head_dim] = sum of exp(score - maximum) * value, sums float32 [bucket, heads, most, 2] = (maximum, sum of exp(score -
     maximum)).
     """
-    _, heads, most, head_dim = partial.sizes
+    bucket, heads, most, head_dim = partial.sizes
     kv_heads, block_size, _ = page_shape(kv)
     group = heads // kv_heads
-    _, warps, programs = _shape(kv_heads, heads)
+    shape = split_shape(part, attention_site(KERNEL.name, bucket, heads, kv_heads, head_dim, kv.dtype))
     limit = splits.sizes[0] * kv_heads
     return KERNEL.launch(
         part,
-        grid=(min(limit, programs * part.sm_count), 1, 1),
+        grid=(min(limit, shape.programs * part.sm_count), 1, 1),
         arguments={
             "splits": splits,
             "q": q,
@@ -97,5 +105,5 @@ def attention_decode(
             "TILE": rule.tile,
         },
         # grouped heads: block ids, then keys and values a tile ahead of their use
-        options=Options(num_warps=warps, num_stages=3, maxnreg=128),
+        options=Options(num_warps=shape.warps, num_stages=shape.stages, maxnreg=shape.maxnreg),
     )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue, Options
+from ouro_build.artifacts.tuning import Queries
 from ouro_build.kernels.paged_kv import page_shape
-from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div, next_power_of_2
+from ouro_build.kernels.sites import Site, attention_site
+from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div
 from ouro_build.kernels.tensor_cores import leaves_registers
+from ouro_build.kernels.tuning import tuning_of
 
 KERNEL = Kernel(
     name="attention_prefill",
@@ -32,14 +35,12 @@ def attention_prefill(
     """
     bucket, heads, head_dim = q.sizes
     kv_heads, block_size, _ = page_shape(kv)
-    # float32 is computed without tensor cores, from operands of twice the size: smaller tiles.
-    full = kv.dtype == "float32"
-    # 64 keys of a wide head take too many registers on most parts.
-    narrow = full or (head_dim >= 128 and not leaves_registers(part))
-    block_m = max(16, min(32 if full else 64, next_power_of_2(bucket)))
+    site = attention_site(KERNEL.name, bucket, heads, kv_heads, head_dim, kv.dtype)
+    found = tuning_of(part).parameters(site, Queries)
+    shape = reasoned_queries(part, site) if found is None else found
     return KERNEL.launch(
         part,
-        grid=(ceil_div(bucket, block_m), heads, 1),
+        grid=(ceil_div(bucket, shape.rows), heads, 1),
         arguments={
             "rows": rows,
             "q": q,
@@ -59,9 +60,20 @@ def attention_prefill(
             "HEAD_DIM": head_dim,
             "TABLE_WIDTH": block_tables.sizes[1],
             "BLOCK_SIZE": block_size,
-            "BLOCK_M": block_m,
-            "TILE": 32 if narrow else 64,
+            "BLOCK_M": shape.rows,
+            "TILE": shape.tile,
         },
         # block ids a step before keys and values, those a step before their use
-        options=Options(num_warps=8 if full and block_m == 32 else 4, num_stages=3),
+        options=Options(num_warps=shape.warps, num_stages=shape.stages),
     )
+
+
+def reasoned_queries(part: Part, site: Site) -> Queries:
+    """Where no table has an entry: by what registers hold."""
+    # float32 is computed without tensor cores, from operands of twice the size: smaller tiles.
+    full = site.bits == 32
+    # 64 keys of a wide head take too many registers on most parts.
+    narrow = full or (site.sizes[2] >= 128 and not leaves_registers(part))
+    few = site.rows <= 16
+    rows = 16 if few else 32 if full or site.rows <= 32 else 64
+    return Queries(rows=rows, tile=32 if narrow else 64, warps=8 if full and not few else 4, stages=3)

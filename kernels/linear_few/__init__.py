@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Buffer, Constant, Launch, Options
+from ouro_build.artifacts.tuning import Fragments
+from ouro_build.kernels.sites import Site, matrix_site
 from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div, next_power_of_2
+from ouro_build.kernels.tuning import tuning_of
 
 KERNEL = Kernel(
     name="linear_few",
@@ -23,47 +24,7 @@ KERNEL = Kernel(
 _VECTOR = 4  # float32 elements of one load
 
 
-class Shape(NamedTuple):
-    """How programs on the tensor cores work: weight rows of a tile, warps (the width is split over them), elements of the
-    width a warp takes in one step, steps whose weights and activations are loaded ahead, registers a thread (0: the
-    compiler's), programs a multiprocessor that share the tiles.
-
-    Left alone, ptxas aims at more programs a multiprocessor than the loads in flight leave room for, and orders the loads to
-    save registers. Programs that leave half of the registers to the next launch let it load its first weights while they end.
-    """
-
-    block_n: int
-    warps: int
-    step: int
-    ahead: int
-    x_ahead: int
-    maxnreg: int
-    programs: int
-
-
-# By tile of rows and kind of matrix.
-_SHAPES: dict[int, dict[str, Shape]] = {
-    8: {
-        "middle": Shape(16, 4, 512, 1, 1, 168, 99),
-        "narrow": Shape(16, 8, 256, 1, 1, 128, 99),
-        "tall": Shape(32, 4, 32, 4, 4, 168, 99),
-        "deep": Shape(16, 8, 64, 6, 6, 168, 99),
-    },
-    16: {
-        "middle": Shape(16, 4, 64, 4, 2, 168, 99),
-        "narrow": Shape(16, 8, 32, 8, 6, 168, 99),
-        "tall": Shape(32, 4, 64, 2, 1, 168, 99),
-        "deep": Shape(16, 8, 32, 10, 4, 168, 99),
-    },
-    32: {
-        "middle": Shape(32, 4, 32, 4, 1, 168, 99),
-        "narrow": Shape(16, 8, 32, 8, 2, 168, 99),
-        "tall": Shape(32, 4, 32, 4, 1, 168, 99),
-        "deep": Shape(16, 8, 32, 8, 2, 168, 99),
-    },
-}
 _MOST_TILES = 8  # of a program: its code has them one after another
-_TALL, _NARROW = 8192, 4096
 
 
 def linear_few(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer, gather: bool) -> Launch:
@@ -75,7 +36,7 @@ def linear_few(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buff
     if weight.dtype == "float32":
         programs, constants, options = _products(bucket, size, width)
     else:
-        shape = fragment_shape(bucket, size, width)
+        shape = fragment_shape(part, matrix_site(KERNEL.name, bucket, weight))
         programs, constants, options = fragment_options(part, shape, bucket, width, ceil_div(size, shape.block_n))
         constants = {"BLOCK_N": shape.block_n, "VECTOR": 1, **constants}
     return KERNEL.launch(
@@ -105,12 +66,24 @@ def _products(bucket: int, size: int, width: int) -> tuple[int, dict[str, Consta
     return ceil_div(size, block), constants, Options(num_warps=warps, num_stages=1)
 
 
-def fragment_shape(bucket: int, size: int, width: int) -> Shape:
-    """The shape for a matrix [size, width] and up to 32 rows."""
-    return _SHAPES[_row_tile(bucket)][_kind(size, width)]
+def fragment_shape(part: Part, site: Site) -> Fragments:
+    """The configuration for a matrix and a number of rows, by the part's tables."""
+    found = tuning_of(part).parameters(site, Fragments)
+    return reasoned_fragments(site.rows) if found is None else found
 
 
-def fragment_options(part: Part, shape: Shape, bucket: int, width: int, tiles: int) -> tuple[int, dict[str, Constant], Options]:
+def reasoned_fragments(bucket: int) -> Fragments:
+    """Where no table has an entry: 8 warps of one fragment a step, as many steps ahead as leave the registers of half a
+    multiprocessor, of which sums of all rows and the activations on their way take a share."""
+    tile = _row_tile(bucket)
+    return Fragments(
+        block_n=16, warps=8, step=32, ahead=max(1, 64 // tile), x_ahead=max(1, 32 // tile), maxnreg=128, programs=99
+    )
+
+
+def fragment_options(
+    part: Part, shape: Fragments, bucket: int, width: int, tiles: int
+) -> tuple[int, dict[str, Constant], Options]:
     """Programs that share `tiles` tiles of weight rows, and the constants of their loops, which take smaller steps where the
     width has less than one of the shape's for each warp."""
     step = min(shape.step, max(32, next_power_of_2(ceil_div(width, shape.warps))))
@@ -129,11 +102,3 @@ def fragment_options(part: Part, shape: Shape, bucket: int, width: int, tiles: i
 
 def _row_tile(bucket: int) -> int:
     return max(8, next_power_of_2(bucket))
-
-
-def _kind(size: int, width: int) -> str:
-    if size >= _TALL:
-        return "tall"
-    if width > _NARROW:
-        return "deep"
-    return "narrow" if size <= _NARROW else "middle"

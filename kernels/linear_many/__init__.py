@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.parts import KIB, Part
 from ouro_build.artifacts.plan import Buffer, Launch, Options
+from ouro_build.artifacts.tuning import Tile
+from ouro_build.kernels.sites import matrix_site
 from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div
 from ouro_build.kernels.tensor_cores import leaves_registers
+from ouro_build.kernels.tuning import tuning_of
 
 KERNEL = Kernel(
     name="linear_many",
@@ -22,23 +23,10 @@ KERNEL = Kernel(
 )
 
 
-class Tile(NamedTuple):
-    """Output rows and columns of one program, the step along K, and its warps."""
-
-    m: int
-    n: int
-    k: int
-    warps: int
-
-
-_WIDEST = Tile(128, 256, 64, 8)
-_TENSOR_CORE_TILES = (
-    Tile(128, 128, 64, 8),
-    Tile(64, 128, 64, 4),
-    Tile(64, 64, 64, 4),
-    Tile(64, 32, 128, 4),
-)
-_FLOAT32_TILES = (Tile(64, 64, 32, 4), Tile(32, 64, 32, 4), Tile(16, 64, 32, 4))
+# Where no table has an entry the tile is one of these, by an estimate of its time: (m, n, k, warps) as in `Tile`.
+_WIDEST = (128, 256, 64, 8)
+_TENSOR_CORE_TILES = ((128, 128, 64, 8), (64, 128, 64, 4), (64, 64, 64, 4), (64, 32, 128, 4))
+_FLOAT32_TILES = ((64, 64, 32, 4), (32, 64, 32, 4), (16, 64, 32, 4))
 # Products that take as long as reading one element of an operand into shared memory.
 _OPERAND_COST = 64
 _GROUP = 8
@@ -50,7 +38,8 @@ _RESERVE = 2 * KIB
 def linear_many(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer, gather: bool) -> Launch:
     """See `linear`."""
     bucket, (size, width) = rows.sizes[0], weight.sizes
-    tile, stages = _configuration(part, bucket, size, weight.dtype)
+    found = tuning_of(part).parameters(matrix_site(KERNEL.name, bucket, weight), Tile)
+    tile = reasoned_tile(part, bucket, size, weight.dtype) if found is None else found
     return KERNEL.launch(
         part,
         grid=(ceil_div(bucket, tile.m) * ceil_div(size, tile.n), 1, 1),
@@ -65,26 +54,27 @@ def linear_many(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buf
             "BLOCK_K": tile.k,
             "GROUP": _GROUP,
         },
-        options=Options(num_warps=tile.warps, num_stages=stages),
+        options=Options(num_warps=tile.warps, num_stages=tile.stages),
     )
 
 
-def _configuration(part: Part, bucket: int, size: int, dtype: str) -> tuple[Tile, int]:
+def reasoned_tile(part: Part, bucket: int, size: int, dtype: str) -> Tile:
     """The tile with the least estimated time, with as many stages as fit in shared memory."""
-    tiles = _FLOAT32_TILES if dtype == "float32" else _TENSOR_CORE_TILES
+    shapes = _FLOAT32_TILES if dtype == "float32" else _TENSOR_CORE_TILES
     if dtype != "float32" and leaves_registers(part):
-        tiles = (_WIDEST, *tiles)
-    fitting = [t for t in tiles if t.m <= max(bucket, tiles[-1].m) and _stages(part, t, dtype) >= _MIN_STAGES]
-    tile = min(fitting, key=lambda t: _cost(part, t, bucket, size))
-    return tile, _stages(part, tile, dtype)
+        shapes = (_WIDEST, *shapes)
+    tiles = [_staged(part, shape, dtype) for shape in shapes]
+    fitting = [t for t in tiles if t.m <= max(bucket, tiles[-1].m) and t.stages >= _MIN_STAGES]
+    return min(fitting, key=lambda t: _cost(part, t, bucket, size))
+
+
+def _staged(part: Part, shape: tuple[int, int, int, int], dtype: str) -> Tile:
+    m, n, k, warps = shape
+    stages = (part.shared - _RESERVE) // ((m + n) * k * DTYPES[dtype].bytes)
+    return Tile(m=m, n=n, k=k, warps=warps, stages=min(_MAX_STAGES, stages))
 
 
 def _cost(part: Part, tile: Tile, bucket: int, size: int) -> int:
     """Rounds of one program a multiprocessor, each for a tile's products and the operands it reads."""
     rounds = ceil_div(ceil_div(bucket, tile.m) * ceil_div(size, tile.n), part.sm_count)
     return rounds * (tile.m * tile.n + _OPERAND_COST * (tile.m + tile.n))
-
-
-def _stages(part: Part, tile: Tile, dtype: str) -> int:
-    stage = (tile.m + tile.n) * tile.k * DTYPES[dtype].bytes
-    return min(_MAX_STAGES, (part.shared - _RESERVE) // stage)

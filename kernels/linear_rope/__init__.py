@@ -7,6 +7,7 @@ from ouro_build.artifacts.plan import Buffer, Launch
 from ouro_build.kernels.linear_few import fragment_options, fragment_shape
 from ouro_build.kernels.paged_kv import page_shape
 from ouro_build.kernels.rope_kv_write import cache_write
+from ouro_build.kernels.sites import matrix_site
 from ouro_build.kernels.spec import Kernel, Tolerance
 
 KERNEL = Kernel(
@@ -42,9 +43,9 @@ def linear_rope(
     kv and q of one half-width type.
     """
     bucket, heads, head_dim = q.sizes
-    size, width = weight.sizes
+    _, width = weight.sizes
     places, cache = cache_write(blocks, rotation, kv, q, layer, layers)
-    shape = fragment_shape(bucket, size, width)
+    shape = fragment_shape(part, matrix_site(KERNEL.name, bucket, weight))
     # A tile is some elements of a head's first half and the ones they are rotated with.
     pairs = min(shape.block_n, head_dim) // 2
     tiles = (heads + 2 * page_shape(kv)[0]) * (head_dim // 2 // pairs)

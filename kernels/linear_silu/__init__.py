@@ -5,6 +5,7 @@ from __future__ import annotations
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Buffer, Launch
 from ouro_build.kernels.linear_few import fragment_options, fragment_shape
+from ouro_build.kernels.sites import matrix_site
 from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div
 
 KERNEL = Kernel(
@@ -28,8 +29,8 @@ def linear_silu(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buf
     Inactive rows of `out` are written too: with what their `x` makes of them.
     """
     bucket, (_, size) = rows.sizes[0], out.sizes
-    double, width = weight.sizes
-    shape = fragment_shape(bucket, double, width)
+    _, width = weight.sizes
+    shape = fragment_shape(part, matrix_site(KERNEL.name, bucket, weight))
     block = shape.block_n // 2  # half a tile's weight rows are gate rows, half are up rows
     programs, constants, options = fragment_options(part, shape, bucket, width, ceil_div(size, block))
     return KERNEL.launch(

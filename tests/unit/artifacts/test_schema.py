@@ -9,9 +9,11 @@ from ouro_build.artifacts.oracle import encode_oracle
 from ouro_build.artifacts.reader import open_artifact
 from ouro_build.artifacts.records import encode_record
 from ouro_build.artifacts.schema import NAMES, encode_schema, published, schema, write_schemas
+from ouro_build.artifacts.tuning import encode_table
 from ouro_build.artifacts.writer import encode_plan_index
 from tests.artifact_maker import ORACLE, encoded_plans, make_artifact
 from tests.unit.artifacts.test_records import BENCH, COVERAGE, OBSERVED, STARTUP
+from tests.unit.artifacts.test_tuning import TABLE
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +27,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         "startup": encode_record(STARTUP),
         "observed": encode_record(OBSERVED),
         "bench": encode_record(BENCH),
+        "tuning": encode_table(TABLE),
     }
 
 

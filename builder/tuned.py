@@ -1,0 +1,80 @@
+"""Tables that a build is given: read, held against its parts, and followed to the images that they shaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ouro_build.artifacts.errors import CompileError, UsageError
+from ouro_build.artifacts.parts import Part
+from ouro_build.artifacts.plan import Plan, Specialization
+from ouro_build.artifacts.tuning import Entry, TuningTable, decode_table
+from ouro_build.builder.cache import Image
+from ouro_build.builder.limits import check_limits
+from ouro_build.kernels.sites import site_of
+from ouro_build.kernels.tuning import Tuning
+
+_FLAG = "--tuning"
+
+Chosen = Mapping[Specialization, Entry]
+"""The entries that gave specialisations their shape."""
+
+
+def read_tables(paths: Iterable[Path]) -> tuple[TuningTable, ...]:
+    """The tables in files. Raises UsageError for one that cannot be read or is not right in every field."""
+    tables = []
+    for path in paths:
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"cannot be read: {error.strerror}", where=f"{_FLAG} {path}") from error
+        tables.append(decode_table(raw, f"{_FLAG} {path}"))
+    return tuple(tables)
+
+
+def check_tables(tables: Sequence[TuningTable], parts: Sequence[Part]) -> None:
+    """Raise UsageError for a table whose architecture none of `parts` has, or another table has too."""
+    wanted = {part.arch for part in parts}
+    seen: set[str] = set()
+    for table in tables:
+        if table.arch not in wanted:
+            hint = f"Tune on {' or '.join(sorted(wanted))}, or leave it out: shipped tables serve every GPU."
+            raise UsageError(f"table {table.name!r} is for {table.arch}, and no --gpu is", where=_FLAG, hint=hint)
+        if table.arch in seen:
+            raise UsageError(f"table {table.name!r} is the second for {table.arch}", where=_FLAG, hint="Give one of them.")
+        seen.add(table.arch)
+
+
+def chosen_entries(plans: Iterable[Plan], tuning: Tuning, tables: Sequence[TuningTable]) -> dict[Specialization, Entry]:
+    """What the entries of `tables` shaped in `plans`, whose launch rules asked `tuning`."""
+    given = {entry for table in tables for entry in table.entries}
+    chosen: dict[Specialization, Entry] = {}
+    for launch in (launch for plan in plans for launch in plan.launches):
+        site = site_of(launch)
+        entry = None if site is None else tuning.find(site)
+        if entry in given:
+            chosen[launch.specialization] = entry
+    return chosen
+
+
+def unused_entries(chosen: Chosen, tables: Sequence[TuningTable]) -> tuple[str, ...]:
+    """A sentence for every table some of whose entries shaped nothing: such an entry is no error."""
+    used = set(chosen.values())
+    counts = [(t.name, len(t.entries), sum(e not in used for e in t.entries)) for t in tables]
+    said = "{} of the {} entries of table {} are for shapes or rows that this build does not have"
+    return tuple(said.format(left, every, repr(name)) for name, every, left in counts if left)
+
+
+def check_image(part: Part, specialization: Specialization, image: Image, chosen: Chosen) -> None:
+    """Raise CompileError if `image` is over a limit of `part`, or spills where an entry of a given table shaped it."""
+    entry = chosen.get(specialization)
+    if entry is None:
+        check_limits(part, specialization, image)
+        return
+    where, hint = f"{_FLAG}: entry {entry.place!r}", f"Tune on {part.arch} again, or take the entry out of the table."
+    try:
+        check_limits(part, specialization, image)
+    except CompileError as error:
+        raise CompileError(error.what, where=where, hint=hint) from error
+    if image.spills:
+        raise CompileError(f"a thread spills {image.spills} bytes on {part.arch}", where=where, hint=hint)

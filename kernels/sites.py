@@ -1,0 +1,62 @@
+"""Where launch rules look configurations up: the kernel, its shape and rows, as told from buffers or from a recorded launch."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from ouro_build.artifacts.dtypes import DTYPES
+from ouro_build.artifacts.plan import Buffer, Launch
+from ouro_build.artifacts.tuning import FORMS
+from ouro_build.kernels.paged_kv import page_shape
+
+_TALL, _NARROW = 8192, 4096
+
+
+class Site(NamedTuple):
+    """Where a configuration is wanted: a kernel, bits of an element, bucket, exact sizes and the kind that they are of."""
+
+    kernel: str
+    bits: Literal[16, 32]
+    rows: int
+    sizes: tuple[int, ...]
+    kind: str
+
+    @property
+    def name(self) -> str:
+        """For people: kernel, sizes, rows."""
+        return f"{self.kernel} {'×'.join(map(str, self.sizes))}, {self.rows} rows"
+
+
+def matrix_site(kernel: str, bucket: int, weight: Buffer) -> Site:
+    """Of a kernel that multiplies `bucket` rows with `weight` [N, K]."""
+    size, width = weight.sizes
+    return Site(kernel, _bits(weight.dtype), bucket, (size, width), _kind(size, width))
+
+
+def attention_site(kernel: str, bucket: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> Site:
+    """Of an attention kernel over `bucket` rows, with keys of `dtype`."""
+    kind = "single" if heads == kv_heads else "grouped"
+    return Site(kernel, _bits(dtype), bucket, (heads, kv_heads, head_dim), kind)
+
+
+def site_of(launch: Launch) -> Site | None:
+    """Where the rule of a recorded launch looked; None for a kernel that no table configures."""
+    kernel, named = launch.specialization.kernel, dict(launch.buffers())
+    if kernel not in FORMS:
+        return None
+    if kernel.startswith("attention"):
+        bucket, heads, head_dim = named["q"].sizes
+        return attention_site(kernel, bucket, heads, page_shape(named["kv"])[0], head_dim, named["kv"].dtype)
+    return matrix_site(kernel, named["rows"].sizes[0], named["weight"])
+
+
+def _kind(size: int, width: int) -> str:
+    if size >= _TALL:
+        return "tall"
+    if width > _NARROW:
+        return "deep"
+    return "narrow" if size <= _NARROW else "middle"
+
+
+def _bits(dtype: str) -> Literal[16, 32]:
+    return 32 if DTYPES[dtype].bytes == 4 else 16

@@ -1,0 +1,101 @@
+"""Tables given to a build: which are taken, what they shape, and how an entry that cannot be is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ouro_build.artifacts.console import exit_code
+from ouro_build.artifacts.errors import CompileError, UsageError
+from ouro_build.artifacts.parts import find_part
+from ouro_build.artifacts.tuning import Entry, TuningTable, encode_table
+from ouro_build.builder.cache import Image
+from ouro_build.builder.cli import cli
+from ouro_build.builder.plan_target import prepare
+from ouro_build.builder.spec import BuildSpec
+from ouro_build.builder.tuned import check_image, check_tables, read_tables
+from ouro_build.kernels.tuning import shipped
+from tests.unit.artifacts.test_tuning import SHAPE, TABLE
+
+H200 = find_part("h200")
+# The projection that follows attention in preset:tiny, and a shape that it does not have.
+MINE = Entry(kernel="linear_few", bits=16, rows=1, sizes=(64, 64), parameters=SHAPE)
+STRAY = Entry(kernel="linear_few", bits=16, rows=1, sizes=(64, 65), parameters=SHAPE)
+GIVEN = TuningTable(name="given", arch="sm_90", source="a test", entries=(MINE, STRAY))
+IMAGE = Image(cubin=b"", function="linear_few", registers=64, spills=0, shared=1024, parameters=())
+
+
+def spec(*tables: TuningTable, parts: tuple[str, ...] = ("h200",)) -> BuildSpec:
+    return BuildSpec("preset:tiny", tuple(map(find_part, parts)), (1,), (16,), max_context=64, tuning=tables)
+
+
+def test_an_entry_shapes_its_images_and_the_rest_is_noted() -> None:
+    (target,) = prepare(spec(GIVEN)).targets
+    (plain,) = prepare(spec()).targets
+    (chosen,) = target.chosen
+    assert target.chosen[chosen] == MINE
+    constants = dict(chosen.constants)
+    assert (constants["ROWS"], constants["N"], constants["K"], constants["K_WARPS"]) == (1, 64, 64, SHAPE.warps)
+    assert chosen not in plain.index.specializations
+    assert set(target.index.specializations) - {chosen} <= set(plain.index.specializations)
+    assert target.notes == ("1 of the 2 entries of table 'given' are for shapes or rows that this build does not have",)
+    assert [(r.name, r.match) for r in target.tuning] == [("given", "exact"), ("sm_90", "exact")]
+    assert target.tuning[0].digest == GIVEN.digest
+    assert (plain.chosen, plain.notes) == ({}, ())
+    assert target.part == plain.part == H200
+    assert type(target.part) is type(H200)
+
+
+def test_other_parts_keep_the_shipped_tables() -> None:
+    here, there = prepare(spec(GIVEN, parts=("h200", "dgx-spark"))).targets
+    assert len(here.chosen) == 1
+    assert there.chosen == {}
+    assert [(r.name, r.match) for r in there.tuning] == [("sm_120", "nearest")]
+
+
+def test_tables_that_fit_no_part_or_are_too_many() -> None:
+    with pytest.raises(UsageError, match="table 'given' is for sm_90, and no --gpu is"):
+        check_tables((GIVEN,), (find_part("b200"),))
+    with pytest.raises(UsageError, match="'made-up' is the second for sm_90"):
+        spec(GIVEN, TABLE)
+
+
+def test_what_an_entry_needs_is_held_against_the_part() -> None:
+    (target,) = prepare(spec(GIVEN)).targets
+    (chosen,) = target.chosen
+    check_image(H200, chosen, IMAGE, target.chosen)
+    for change, text in (
+        ({"shared": 300 << 10}, "bytes of shared memory"),
+        ({"spills": 8}, "a thread spills 8 bytes on sm_90"),
+    ):
+        with pytest.raises(CompileError, match=text) as caught:
+            check_image(H200, chosen, msgspec.structs.replace(IMAGE, **change), target.chosen)
+        assert caught.value.where == "--tuning: entry 'linear_few, 16 bits, 64 × 64, 1 rows'"
+        assert "Tune on sm_90 again" in caught.value.hint
+    check_image(H200, chosen, msgspec.structs.replace(IMAGE, spills=8), {})
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    with pytest.raises(UsageError, match=r"--tuning .*t\.json: cannot be read: No such file"):
+        read_tables([path])
+    path.write_bytes(encode_table(GIVEN))
+    (table,) = read_tables([path])
+    assert table.digest == read_tables([path])[0].digest
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(UsageError, match=r"--tuning .*t\.json: not valid JSON"):
+        read_tables([path])
+
+
+def test_the_command_says_what_is_left_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(encode_table(GIVEN))
+    line = ["--model", "preset:tiny", "--gpu", "h200", "--buckets", "1,2", "--max-context", "64", "--dry-run", "-o"]
+    assert exit_code(cli, [*line, str(tmp_path / "a.ouro"), "--tuning", str(path), "--json"]) == 0
+    assert "1 of the 2 entries of table 'given'" in capsys.readouterr().err
+    assert exit_code(cli, [*line, str(tmp_path / "a.ouro"), "--tuning", str(tmp_path / "none.json")]) == 2
+    path.write_bytes(encode_table(shipped(find_part("b200"))))
+    assert exit_code(cli, [*line, str(tmp_path / "a.ouro"), "--tuning", str(path)]) == 2
+    assert "is for sm_100" in capsys.readouterr().err
