@@ -145,6 +145,8 @@ class Entry(_Record, frozen=True, kw_only=True):
             raise ValueError(f"kernel {self.kernel!r} is not one of {', '.join(FORMS)}")
         if not isinstance(self.parameters, FORMS[self.kernel]):
             raise ValueError(f"{self.kernel} does not take parameters of this form")
+        if isinstance(self.parameters, Fragments) and self.bits != 16:
+            raise ValueError(f"{self.kernel} has fragments of 16 bits alone")
         if bool(self.sizes) == bool(self.kind):
             raise ValueError("an entry has sizes or a kind, and not both")
         if self.kind and self.kind not in KINDS[self.kernel]:

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed (for `diff`: the artifacts differ), 2 wrong usage, 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -117,6 +118,57 @@ def warm(artifact: Path, record: Path | None, weights: str | None, device: int, 
         observed = warm_plans(files, folder, weights=weights, device=device, progress=report)
     out.data(observed, draw)
     out.say(f"recorded in {folder}")
+
+
+@cli.command()
+@_ARTIFACT
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="TABLE.json", help="The table to write."
+)
+@click.option("--kernel", "kernels", multiple=True, help="Tune this kernel; may be repeated.  [default: all]")
+@click.option(
+    "--bucket", "buckets", multiple=True, type=int, help="Tune steps of so many rows; may be repeated.  [default: all]"
+)
+@click.option("--context", type=click.IntRange(min=1), help="Tokens of a decode row.  [default: min(1024, the artifact's)]")
+@click.option("--tuning", "tables", multiple=True, type=click.Path(path_type=Path), help="A table to start from.")
+@click.option("--weights", help="Where the weights are, if not in the artifact: DIR, FILE or preset:NAME.")
+@click.option("--workers", type=click.IntRange(min=1), help="Compiler processes.  [default: one a core]")
+@click.option("--cache-dir", type=click.Path(path_type=Path), help="Compiled images between runs.  [default: the user's cache]")
+@_DEVICE
+@_JSON
+def tune(
+    artifact: Path,
+    output: Path,
+    kernels: tuple[str, ...],
+    buckets: tuple[int, ...],
+    context: int | None,
+    tables: tuple[Path, ...],
+    weights: str | None,
+    workers: int | None,
+    cache_dir: Path | None,
+    device: int,
+    as_json: bool,
+) -> None:
+    """Try configurations of kernels in an artifact's own steps on this GPU, and write the fastest as a table for ouro-build."""
+    require_extra("build", ("torch", "triton"), "ouro-artifact tune")
+    from ouro_build.builder.cache import ImageCache, default_folder
+    from ouro_build.builder.tune import TuneOptions
+    from ouro_build.builder.tune import tune as tune_steps
+    from ouro_build.builder.tune_view import draw
+    from ouro_build.builder.tuned import read_tables
+
+    out = Output(json=as_json)
+    options = TuneOptions(
+        cache=ImageCache(cache_dir or default_folder()),
+        workers=workers or os.cpu_count() or 1,
+        kernels=kernels,
+        buckets=buckets,
+        context=context,
+        weights=weights,
+        device=device,
+        tables=read_tables(tables),
+    )
+    out.data(tune_steps(open_artifact(artifact, "full"), output, options, out.say), draw)
 
 
 def main() -> None:

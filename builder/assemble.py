@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ouro_build.artifacts.manifest import WEIGHTS, ImageRecord, Manifest, TargetRecord, WeightsRecord
 from ouro_build.artifacts.parts import Part
+from ouro_build.artifacts.plan import Specialization
 from ouro_build.artifacts.writer import Content, plan_files, plan_paths
 from ouro_build.builder.buffers import kv_layout
 from ouro_build.builder.cache import Image
@@ -53,7 +54,7 @@ def target_record(target: Target, work: Sequence[Job], images: Images, toolchain
         tuning=target.tuning,
         plan_index=index,
         plan_columns=columns,
-        images=tuple(_image_record(target.part, job, images[job.key]) for job in work),
+        images=tuple(_recorded(target.part, job, images[job.key]) for job in work),
         memory=target.memory,
     )
 
@@ -77,14 +78,19 @@ def _image_path(part: Part, job: Job, image: Image) -> str:
     return f"images/{part.name}/{job.specialization.kernel}-{digest[:_DIGEST_DIGITS]}.cubin"
 
 
-def _image_record(part: Part, job: Job, image: Image) -> ImageRecord:
+def _recorded(part: Part, job: Job, image: Image) -> ImageRecord:
+    return image_record(_image_path(part, job, image), job.specialization, image)
+
+
+def image_record(path: str, specialization: Specialization, image: Image) -> ImageRecord:
+    """The record of an image that lies at `path`."""
     return ImageRecord(
-        path=_image_path(part, job, image),
+        path=path,
         function=image.function,
         registers=image.registers,
         spills=image.spills,
         shared=image.shared,
-        num_warps=job.specialization.options.num_warps,
+        num_warps=specialization.options.num_warps,
         cluster=(1, 1, 1),
         cooperative=False,
         parameters=image.parameters,

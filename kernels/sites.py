@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.plan import Buffer, Launch
-from ouro_build.artifacts.tuning import FORMS
+from ouro_build.artifacts.tuning import FORMS, Fragments
 from ouro_build.kernels.paged_kv import page_shape
 
 _TALL, _NARROW = 8192, 4096
@@ -40,14 +40,15 @@ def attention_site(kernel: str, bucket: int, heads: int, kv_heads: int, head_dim
 
 
 def site_of(launch: Launch) -> Site | None:
-    """Where the rule of a recorded launch looked; None for a kernel that no table configures."""
+    """Where the rule of a recorded launch looked; None for what no table configures, such as few rows in float32."""
     kernel, named = launch.specialization.kernel, dict(launch.buffers())
     if kernel not in FORMS:
         return None
     if kernel.startswith("attention"):
         bucket, heads, head_dim = named["q"].sizes
         return attention_site(kernel, bucket, heads, page_shape(named["kv"])[0], head_dim, named["kv"].dtype)
-    return matrix_site(kernel, named["rows"].sizes[0], named["weight"])
+    site = matrix_site(kernel, named["rows"].sizes[0], named["weight"])
+    return None if FORMS[kernel] is Fragments and site.bits == 32 else site
 
 
 def _kind(size: int, width: int) -> str:

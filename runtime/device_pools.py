@@ -42,7 +42,7 @@ def open_device_pools(artifact: Artifact, path: WorkerPath, weights: str | None,
             resources.callback(memory.close)
             phase.bytes = memory.allocated
         with clock.phase("weights") as phase:
-            phase.bytes = _fill_weights(artifact, weights, memory)
+            phase.bytes = fill_weights(artifact, weights, memory)
         executors = _executors(artifact, path, index, columns, memory, values, clock, resources)
         resources.callback(driver.release, "cuStreamSynchronize", memory.stream)  # graphs and images may still be running
         memory.synchronize()
@@ -61,7 +61,11 @@ def _memory_notes(held: int, planned: int) -> tuple[str, ...]:
     return (f"memory: {held / _MIB:.1f} MiB are in use, {planned / _MIB:.1f} were planned, unless another process took some",)
 
 
-def _fill_weights(artifact: Artifact, weights: str | None, memory: DeviceMemory) -> int:
+def fill_weights(artifact: Artifact, weights: str | None, memory: DeviceMemory) -> int:
+    """Put the artifact's weights, or those that `weights` names, into their pool; the number of bytes.
+
+    Raises UsageError if there are none, CheckpointError or ArtifactError if they are not the artifact's.
+    """
     if weights is None and artifact.manifest.weights.embedded:
         file = embedded_weights(artifact)
         return upload_file(memory, Path(file.label), file.data_start, artifact.manifest.weights.file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ TOLERANCE = {"bfloat16": 0.04, "float32": 1e-4}
 _SMALLEST = 1e-30
 _COMPARED = (Pool.KV, Pool.STATE, Pool.IO)
 Snapshot = dict[Pool, NDArray[np.uint8]]
+"""The bytes of some pools."""
 
 
 class Compared(NamedTuple):
@@ -66,7 +68,8 @@ class Trial:
                 again = self._run(scene, other, key)[1]
                 equal &= all(np.array_equal(got[pool], again[pool]) for pool in got)
             if self._reference is not None and error is not None:
-                error = max(error, self._difference(before, got, self._run(scene, self._reference, key)[1]))
+                wanted = self._run(scene, self._reference, key)[1]
+                error = max(error, difference(self._buffers.values(), self._manifest.model.dtype, before, got, wanted))
         return Compared(len(patterns), tuple(e.name for e in executors), equal, error)
 
     def _run(self, scene: Scene, executor: Executor, key: ProgramKey) -> tuple[Snapshot, Snapshot]:
@@ -79,14 +82,18 @@ class Trial:
         memory = self._pools.memory
         return {pool: memory.read(pool, 0, memory.size(pool)) for pool in _COMPARED}
 
-    def _difference(self, before: Snapshot, got: Snapshot, wanted: Snapshot) -> float:
-        """The largest difference from the reference over all buffers, in tolerances; infinite where integers differ."""
-        worst = 0.0
-        for buffer in self._buffers.values():
-            if buffer.pool in _COMPARED:
-                rows = [_rows(buffer, s[buffer.pool]) for s in (before, got, wanted)]
-                worst = max(worst, _buffer_difference(buffer, *rows) / TOLERANCE[self._manifest.model.dtype])
-        return worst
+
+def difference(buffers: Iterable[Buffer], dtype: str, before: Snapshot, got: Snapshot, wanted: Snapshot) -> float:
+    """The largest difference of `got` from `wanted` over the `buffers` in their pools, in tolerances of a model of `dtype`.
+
+    Infinite where integers differ. `before` tells what neither of them wrote.
+    """
+    worst = 0.0
+    for buffer in buffers:
+        if buffer.pool in got:
+            rows = [_rows(buffer, s[buffer.pool]) for s in (before, got, wanted)]
+            worst = max(worst, _buffer_difference(buffer, *rows) / TOLERANCE[dtype])
+    return worst
 
 
 def _rows(buffer: Buffer, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:

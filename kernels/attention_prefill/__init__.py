@@ -35,9 +35,7 @@ def attention_prefill(
     """
     bucket, heads, head_dim = q.sizes
     kv_heads, block_size, _ = page_shape(kv)
-    site = attention_site(KERNEL.name, bucket, heads, kv_heads, head_dim, kv.dtype)
-    found = tuning_of(part).parameters(site, Queries)
-    shape = reasoned_queries(part, site) if found is None else found
+    shape = query_shape(part, attention_site(KERNEL.name, bucket, heads, kv_heads, head_dim, kv.dtype))
     return KERNEL.launch(
         part,
         grid=(ceil_div(bucket, shape.rows), heads, 1),
@@ -66,6 +64,12 @@ def attention_prefill(
         # block ids a step before keys and values, those a step before their use
         options=Options(num_warps=shape.warps, num_stages=shape.stages),
     )
+
+
+def query_shape(part: Part, site: Site) -> Queries:
+    """How programs of `part` work at `site`, by its tables."""
+    found = tuning_of(part).parameters(site, Queries)
+    return reasoned_queries(part, site) if found is None else found
 
 
 def reasoned_queries(part: Part, site: Site) -> Queries:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.parts import KIB, Part
 from ouro_build.artifacts.plan import Buffer, Launch, Options
 from ouro_build.artifacts.tuning import Tile
-from ouro_build.kernels.sites import matrix_site
+from ouro_build.kernels.sites import Site, matrix_site
 from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div
 from ouro_build.kernels.tensor_cores import leaves_registers
 from ouro_build.kernels.tuning import tuning_of
@@ -38,8 +37,7 @@ _RESERVE = 2 * KIB
 def linear_many(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer, gather: bool) -> Launch:
     """See `linear`."""
     bucket, (size, width) = rows.sizes[0], weight.sizes
-    found = tuning_of(part).parameters(matrix_site(KERNEL.name, bucket, weight), Tile)
-    tile = reasoned_tile(part, bucket, size, weight.dtype) if found is None else found
+    tile = tile_shape(part, matrix_site(KERNEL.name, bucket, weight))
     return KERNEL.launch(
         part,
         grid=(ceil_div(bucket, tile.m) * ceil_div(size, tile.n), 1, 1),
@@ -58,19 +56,25 @@ def linear_many(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buf
     )
 
 
-def reasoned_tile(part: Part, bucket: int, size: int, dtype: str) -> Tile:
-    """The tile with the least estimated time, with as many stages as fit in shared memory."""
-    shapes = _FLOAT32_TILES if dtype == "float32" else _TENSOR_CORE_TILES
-    if dtype != "float32" and leaves_registers(part):
+def tile_shape(part: Part, site: Site) -> Tile:
+    """The configuration for a matrix and a number of rows, by the part's tables."""
+    found = tuning_of(part).parameters(site, Tile)
+    return reasoned_tile(part, site) if found is None else found
+
+
+def reasoned_tile(part: Part, site: Site) -> Tile:
+    """Where no table has an entry: the tile with the least estimated time, with as many stages as fit in shared memory."""
+    shapes = _FLOAT32_TILES if site.bits == 32 else _TENSOR_CORE_TILES
+    if site.bits != 32 and leaves_registers(part):
         shapes = (_WIDEST, *shapes)
-    tiles = [_staged(part, shape, dtype) for shape in shapes]
-    fitting = [t for t in tiles if t.m <= max(bucket, tiles[-1].m) and t.stages >= _MIN_STAGES]
-    return min(fitting, key=lambda t: _cost(part, t, bucket, size))
+    tiles = [_staged(part, shape, site.bits // 8) for shape in shapes]
+    fitting = [t for t in tiles if t.m <= max(site.rows, tiles[-1].m) and t.stages >= _MIN_STAGES]
+    return min(fitting, key=lambda t: _cost(part, t, site.rows, site.sizes[0]))
 
 
-def _staged(part: Part, shape: tuple[int, int, int, int], dtype: str) -> Tile:
+def _staged(part: Part, shape: tuple[int, int, int, int], element: int) -> Tile:
     m, n, k, warps = shape
-    stages = (part.shared - _RESERVE) // ((m + n) * k * DTYPES[dtype].bytes)
+    stages = (part.shared - _RESERVE) // ((m + n) * k * element)
     return Tile(m=m, n=n, k=k, warps=warps, stages=min(_MAX_STAGES, stages))
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from ouro_build.artifacts.parts import ARCHITECTURES, find_part
 from ouro_build.artifacts.reader import open_artifact
+from ouro_build.artifacts.tuning import Entry, Fragments, TuningTable, encode_table
 from ouro_build.builder.cache import ImageCache
 from ouro_build.builder.compile import Job, compile_images, jobs
 from ouro_build.builder.cubin import read_cubin
@@ -31,6 +32,9 @@ pytest.importorskip("triton", reason="triton compiles")
 COMMAND = [sys.executable, "-P", "-c", "from ouro_build.builder.cli import main; main()"]
 SHAPE = ["--model", "preset:tiny", "--buckets", "1,2", "--prefill-buckets", "16", "--max-context", "64", "--workers", "2"]
 CUOBJDUMP = "backends/nvidia/bin/cuobjdump"
+# The projection that follows attention in preset:tiny.
+TUNED = Fragments(block_n=32, warps=2, step=32, ahead=1, x_ahead=1, maxnreg=0, programs=99)
+ENTRY = Entry(kernel="linear_few", bits=16, rows=1, sizes=(64, 64), parameters=TUNED)
 
 
 def start(folder: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
@@ -108,6 +112,30 @@ def test_weights_by_reference_leave_everything_else_the_same(cache: Path, tmp_pa
     embedded, named = tree(cache.parent / "out.ouro"), tree(tmp_path / "out.ouro")
     assert embedded.keys() - named.keys() == {"weights.safetensors"}
     assert {k for k in named if named[k] != embedded[k]} == {"manifest.json"}
+
+
+def table(folder: Path, *entries: Entry) -> str:
+    """The path of a table's file."""
+    path = folder / "table.json"
+    path.write_bytes(encode_table(TuningTable(name="given", arch="sm_90", source="a test", entries=entries)))
+    return str(path)
+
+
+def test_a_build_takes_a_table_and_says_so(cache: Path, tmp_path: Path) -> None:
+    build(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache), "--tuning", table(tmp_path, ENTRY))
+    (target,) = open_artifact(tmp_path / "out.ouro").manifest.targets
+    assert [(r.name, r.match) for r in target.tuning] == [("given", "exact"), ("sm_90", "exact")]
+    assert any(i.num_warps == 2 and "/linear_few-" in i.path for i in target.images)
+
+
+def test_an_entry_that_spills_is_named(cache: Path, tmp_path: Path) -> None:
+    small = Fragments(block_n=128, warps=1, step=64, ahead=1, x_ahead=1, maxnreg=32, programs=99)
+    entry = Entry(kernel="linear_few", bits=16, rows=1, sizes=(64, 64), parameters=small)
+    process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache), "--tuning", table(tmp_path, entry))
+    _, err = process.communicate()
+    assert process.returncode == 1
+    assert "--tuning: entry 'linear_few, 16 bits, 64 × 64, 1 rows': a thread spills" in err
+    assert not (tmp_path / "out.ouro").exists()
 
 
 def test_force_replaces_and_its_absence_refuses(cache: Path, tmp_path: Path) -> None:

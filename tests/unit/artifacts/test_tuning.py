@@ -89,6 +89,7 @@ def test_a_table_without_entries() -> None:
         (edited(entry={"sizes": [2048]}), "is no shape of linear_few"),
         (edited(entry={"sizes": [2048, 0]}), r"\$\.entries\[1\]\.sizes"),
         (edited(entry={"rows": 0}), "is no shape of linear_few"),
+        (edited(entry={"bits": 32}), "linear_few has fragments of 16 bits alone"),
         (edited(entry={"bits": 8}), r"\$\.entries\[1\]\.bits"),
         (edited(entry={"measured": {"before_us": 1.0, "us": 0, "launches": 1}}), r"measured\.us"),
         (edited(parameters={"form": "other"}), "form"),

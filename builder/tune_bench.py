@@ -1,0 +1,169 @@
+"""Steps that are tried, on a device: the same state for all, results held against the first, then timed as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ouro_build.artifacts.dtypes import DTYPES
+from ouro_build.artifacts.errors import DeviceError
+from ouro_build.artifacts.manifest import TargetRecord
+from ouro_build.artifacts.plan import Buffer, Pool, ProgramKey
+from ouro_build.artifacts.reader import Artifact
+from ouro_build.artifacts.tuning import Parameters
+from ouro_build.builder.assemble import image_record
+from ouro_build.builder.tune_images import TriedImages
+from ouro_build.builder.tune_plans import Choice, StepPlans, StepRecorder
+from ouro_build.kernels.sites import Site
+from ouro_build.runtime.bench_step import DecodeStep, blocks_of
+from ouro_build.runtime.device_memory import DeviceMemory
+from ouro_build.runtime.device_pools import fill_weights
+from ouro_build.runtime.driver import Driver
+from ouro_build.runtime.graph import GraphExecutor
+from ouro_build.runtime.images import Images
+from ouro_build.runtime.load_time import load_time_values
+from ouro_build.runtime.machine import describe
+from ouro_build.runtime.pools import Pools, pool_sizes
+from ouro_build.runtime.relocate import RelocatedPlans
+from ouro_build.runtime.scenes import POISON, Scene, blocks_needed
+from ouro_build.runtime.timing import measure
+from ouro_build.runtime.trial import Snapshot, difference
+
+_WORKSPACES = 4  # a candidate may need more workspace than the first step does, up to this many times
+_COMPARED = (Pool.STATE, Pool.IO)
+_RESULTS = ("hidden", "gate_logits", "exit_probability", "logits")
+_PROGRAMS = 2  # a short step is two programs that round: a loop and the LM head, each with a tolerance of its own
+_PIECE = 32 << 20
+
+
+class Refused(Exception):
+    """A step that must not be used, and why."""
+
+
+class StepBench:
+    """Measures steps of `recorder` with the weights of `artifact` on an open device.
+
+    Decode rows have `context` tokens each, over random keys and values; prompt rows are those of a made-up scene. `close` gives
+    the memory back.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        target: TargetRecord,
+        recorder: StepRecorder,
+        images: TriedImages,
+        driver: Driver,
+        weights: str | None,
+        context: int,
+    ) -> None:
+        self._recorder, self._images, self._driver = recorder, images, driver
+        model, geometry = recorder.model, recorder.geometry
+        self.rows = min(recorder.bucket, geometry.max_requests) if recorder.family == "decode" else recorder.bucket
+        self.context = context
+        step = recorder.record({})
+        blocks = self.rows * blocks_of(geometry, context) if recorder.family == "decode" else blocks_needed(geometry)
+        self._values = load_time_values(artifact.manifest.kv, blocks, describe(driver).sm_count)
+        sizes = pool_sizes(target.memory, blocks) | {Pool.WORKSPACE: _WORKSPACES * step.workspace}
+        self._buffers = {b.name: b for b in step.index.buffers if b.pool is not Pool.WORKSPACE}
+        with ExitStack() as resources:
+            self._memory = DeviceMemory(driver, sizes)
+            resources.callback(self._memory.close)
+            fill_weights(artifact, weights, self._memory)
+            self._write_state(step, blocks)
+            self._resources = resources.pop_all()
+        self._dtype = model.dtype
+        self._wanted: Snapshot | None = None
+        self._steps: dict[frozenset[tuple[Site, Parameters]], StepPlans] = {}
+
+    def close(self) -> None:
+        """Give everything on the device back."""
+        self._resources.close()
+
+    def compile(self, choices: list[Choice]) -> None:
+        """Record steps with `choices`, and compile what they need at once."""
+        self._steps = {frozenset(choice.items()): self._recorder.record(choice) for choice in choices}
+        self._images.compile(s for step in self._steps.values() for s in step.index.specializations)
+
+    def microseconds(self, choice: Choice) -> float:
+        """The median time of a step with `choice`, after its results were found right.
+
+        The first step that is measured is what others are held against. Raises Refused for a step whose images spill or exceed
+        a limit, that needs too much workspace, of which two runs leave different states, or that leaves another state than the
+        first.
+        """
+        step = self._steps.get(frozenset(choice.items())) or self._recorder.record(choice)
+        with self._loaded(step) as executor:
+            self._check(executor, step.short)
+            return median(measure(lambda: executor.run(step.whole), self._memory.synchronize)) * 1e6
+
+    @contextmanager
+    def _loaded(self, step: StepPlans) -> Iterator[GraphExecutor]:
+        specializations = step.index.specializations
+        reason = self._images.refusal(specializations)
+        if not reason and step.workspace > self._memory.size(Pool.WORKSPACE):
+            reason = f"it needs {step.workspace} bytes of workspace, there are {self._memory.size(Pool.WORKSPACE)}"
+        if reason:
+            raise Refused(reason)
+        made = self._images.images(specializations)
+        records = [image_record(str(at), s, i) for at, (s, i) in enumerate(zip(specializations, made, strict=True))]
+        with ExitStack() as resources:
+            loaded = Images(self._driver, records, specializations, lambda path: made[int(path)].cubin)
+            resources.callback(loaded.close)
+            plans = RelocatedPlans(step.index, step.columns, self._memory, self._values)
+            executor = GraphExecutor(self._memory, plans, loaded.kernels)
+            resources.callback(executor.close)
+            resources.callback(self._driver.release, "cuStreamSynchronize", self._memory.stream)
+            for error in executor.failures.values():
+                raise DeviceError(error.what, where=error.where, hint=error.hint)
+            yield executor
+
+    def _check(self, executor: GraphExecutor, key: ProgramKey) -> None:
+        before, got = self._outcome(executor, key)
+        _, again = self._outcome(executor, key)
+        if any(not np.array_equal(got[pool], again[pool]) for pool in got):
+            raise Refused("two runs leave different bits")
+        if self._wanted is None:
+            self._wanted = got
+        error = difference(self._buffers.values(), self._dtype, before, got, self._wanted)
+        if error > _PROGRAMS:
+            raise Refused(f"its results differ by {error:.3g} tolerances")
+
+    def _outcome(self, executor: GraphExecutor, key: ProgramKey) -> tuple[Snapshot, Snapshot]:
+        """What a run finds and what it leaves; results of runs before it are overwritten, so that none passes for its own."""
+        memory = self._memory
+        memory.fill(Pool.WORKSPACE, POISON)
+        for name in _RESULTS:
+            buffer = self._buffers[name]
+            memory.write(buffer.pool, buffer.offset, np.full(buffer.bytes, POISON, np.uint8))
+        before = self._snapshot()
+        executor.run(key)
+        return before, self._snapshot()
+
+    def _snapshot(self) -> Snapshot:
+        return {pool: self._memory.read(pool, 0, self._memory.size(pool)) for pool in _COMPARED}
+
+    def _write_state(self, step: StepPlans, blocks: int) -> None:
+        r = self._recorder
+        if r.family == "prefill":
+            scene = Scene(r.model, r.geometry, ProgramKey("prefill", r.bucket), (True,) * r.bucket, blocks)
+            scene.write(self._memory, self._buffers)
+            return
+        pools = Pools(step.index, self._memory, blocks, (), {}, lambda: None)
+        DecodeStep(r.model, r.geometry, pools, self.rows, self.context)
+        _fill_random(self._memory, self._buffers["kv"])
+
+
+def _fill_random(memory: DeviceMemory, buffer: Buffer) -> None:
+    """Keys and values with which attention is no plain mean: normal values, repeated through the pool."""
+    values = np.random.default_rng(0).standard_normal(_PIECE // DTYPES[buffer.dtype].bytes, np.float32)
+    bits: NDArray[np.generic] = values
+    if buffer.dtype == "bfloat16":  # the upper half of float32
+        bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+    raw, size = bits.view(np.uint8), memory.size(buffer.pool)
+    for at in range(0, size, len(raw)):
+        memory.write(buffer.pool, at, raw[: size - at])

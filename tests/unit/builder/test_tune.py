@@ -1,0 +1,246 @@
+"""`ouro-artifact tune` from end to end over the fake driver, with images of no meaning."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+
+from ouro_build.artifacts.columns import SCRATCH_ARGUMENTS
+from ouro_build.artifacts.console import Output, exit_code
+from ouro_build.artifacts.errors import BuildError, CompileError, OutputError, UsageError
+from ouro_build.artifacts.plan import Specialization
+from ouro_build.artifacts.reader import Artifact, open_artifact
+from ouro_build.artifacts.tuning import decode_table
+from ouro_build.builder import build as build_module
+from ouro_build.builder import tune as tune_module
+from ouro_build.builder import tune_bench, tune_images
+from ouro_build.builder.artifact_cli import cli
+from ouro_build.builder.cache import Image, ImageCache
+from ouro_build.builder.compile import Compiled, Job
+from ouro_build.builder.plan_target import prepare
+from ouro_build.builder.spec import BuildSpec, find_parts
+from ouro_build.builder.toolchain import Toolchain
+from ouro_build.builder.tune import TuneOptions, TuneResult, tune
+from ouro_build.builder.tune_view import draw
+from tests.artifact_maker import make_artifact
+from tests.unit.runtime.fake_driver import FakeDriver, Node, cubin
+
+TOOLCHAIN = Toolchain("0", "3.9.0", "2.13", {"sm_90": "13.0.1"})
+_BYTES = {"i32": 4, "fp32": 4}
+VOCABULARY = 512
+
+
+def parameters(specialization: Specialization) -> tuple[tuple[int, int], ...]:
+    """(offset, size) of a kernel's parameters, naturally aligned."""
+    sizes = [_BYTES.get(kind, 8) for _, kind in specialization.types] + [8] * SCRATCH_ARGUMENTS
+    found, at = [], 0
+    for size in sizes:
+        at = -(-at // size) * size
+        found.append((at, size))
+        at += size
+    return tuple(found)
+
+
+def image(specialization: Specialization) -> Image:
+    """Spills where 255 registers are allowed; the name of an LM head's says what it does to the logits."""
+    constants, options = dict(specialization.constants), specialization.options
+    name = specialization.kernel
+    if name == "linear_few" and constants["N"] == VOCABULARY:
+        name = {2: "head_that_wavers", 4: "head_that_errs"}.get(options.num_warps, name)
+    layout = parameters(specialization)
+    return Image(
+        cubin=cubin(name, layout),
+        function=name,
+        registers=32,
+        spills=16 if options.maxnreg == 255 else 0,
+        shared=1024,
+        parameters=layout,
+    )
+
+
+def compile_images(
+    wanted: Sequence[Job], cache: ImageCache, workers: int, progress: Any = None, refused: dict[str, CompileError] | None = None
+) -> Compiled:
+    """Fails for 184 registers, as a compiler might."""
+    bad = [job for job in wanted if job.specialization.options.maxnreg == 184]
+    if refused is not None:
+        refused.update({job.key: CompileError("the compiler says no", where=str(job)) for job in bad})
+    return Compiled({job.key: image(job.specialization) for job in wanted if job not in bad}, 0)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    folder = tmp_path_factory.mktemp("tune")
+    spec = BuildSpec("preset:tiny", find_parts(["sm_90"]), (1, 2, 16), (16,), max_context=64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "compile_images", compile_images)
+        patch.setattr(build_module, "find_toolchain", lambda parts: TOOLCHAIN)
+        path = build_module.build(prepare(spec), folder / "a.ouro", cache=ImageCache(folder / "images"), workers=1).path
+    return open_artifact(path)
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """A device on which a step takes a microsecond a block of `linear_few`, and a millisecond besides."""
+    made = FakeDriver(memory=4 << 30)
+
+    def measure(run: Callable[[], object], synchronize: Callable[[], object]) -> list[float]:
+        synchronize()
+        before = len(made.executed)
+        run()
+        synchronize()
+        blocks = sum(node.grid[0] for node in made.executed[before:] if node.kernel.name == "linear_few")
+        return [(1000 + blocks) * 1e-6]
+
+    monkeypatch.setattr(tune_bench, "measure", measure)
+    monkeypatch.setattr(tune_images, "compile_images", compile_images)
+    monkeypatch.setattr(tune_module, "find_toolchain", lambda parts: TOOLCHAIN)
+    noise = itertools.count()
+
+    def write(value: Callable[[], int]) -> Callable[[FakeDriver, Node], None]:
+        return lambda driver, node: driver.view(node.arguments[3], 4).view("<u4").fill(value())
+
+    made.behaviours |= {"head_that_wavers": write(lambda: next(noise)), "head_that_errs": write(lambda: 0x7F800000)}
+    return made
+
+
+def options(tmp_path: Path, **changes: Any) -> TuneOptions:
+    return TuneOptions(cache=ImageCache(tmp_path / "images"), workers=1, **changes)
+
+
+def tuned(artifact: Artifact, tmp_path: Path, api: FakeDriver, say: Any = lambda text: None, **changes: Any) -> TuneResult:
+    return tune(artifact, tmp_path / "t.json", options(tmp_path, **changes), say, api)
+
+
+def test_faster_configurations_are_found_and_a_build_takes_them(artifact: Artifact, tmp_path: Path, api: FakeDriver) -> None:
+    said: list[str] = []
+    found = tuned(artifact, tmp_path, api, said.append, kernels=("linear_few",), buckets=(2,))
+    assert api.live() == {}
+    (step,) = found.steps
+    assert (step.family, step.bucket, step.context) == ("decode", 2, 64)
+    assert step.us < step.before_us
+    table = decode_table((tmp_path / "t.json").read_bytes(), "t")
+    assert table.digest == found.digest
+    assert (table.arch, table.context, table.toolchain) == ("sm_90", 64, TOOLCHAIN.packages())
+    assert table.device is not None
+    assert table.device.name == "Fake GPU"
+    assert {(e.kernel, e.rows) for e in table.entries} == {("linear_few", 2)}
+    assert all(e.measured is not None and e.measured.before_us >= e.measured.us == step.us for e in table.entries)
+    assert sum(site.gained_us for site in step.sites) == pytest.approx(step.before_us - step.us)
+    text = "\n".join(said)
+    for reason in (
+        "a thread spills 16 bytes",
+        "the compiler says no",
+        "two runs leave different bits",
+        "results differ by inf",
+    ):
+        assert reason in text
+    spec = BuildSpec("preset:tiny", find_parts(["sm_90"]), (2,), (16,), max_context=64, tuning=(table,))
+    (target,) = prepare(spec).targets
+    assert target.notes == ()
+    assert set(target.chosen.values()) == set(table.entries)
+
+
+def test_refused_images_are_never_loaded(
+    artifact: Artifact, tmp_path: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[bytes] = []
+    load = api.cuLibraryLoadData
+
+    def watched(image: bytes, *rest: Any) -> Any:
+        loaded.append(bytes(image))
+        return load(image, *rest)
+
+    monkeypatch.setattr(api, "cuLibraryLoadData", watched)
+    monkeypatch.setattr(tune_images, "check_limits", refuse_two_warps)
+    found = tuned(artifact, tmp_path, api, kernels=("linear_few",), buckets=(1,))
+    assert loaded
+    assert not [raw for raw in loaded if b"wavers" in raw]
+    assert found.steps[0].sites[0].refused > 0
+
+
+def refuse_two_warps(part: object, specialization: Specialization, image: Image) -> None:
+    if specialization.options.num_warps == 2:
+        raise CompileError("too few warps")
+
+
+def test_every_family_and_what_is_settled_stays_so(artifact: Artifact, tmp_path: Path, api: FakeDriver) -> None:
+    found = tuned(artifact, tmp_path, api, buckets=(16,))
+    assert [(s.family, s.context) for s in found.steps] == [("decode", 64), ("prefill", 0)]
+    decode, prefill = ({site.kernel for site in step.sites} for step in found.steps)
+    assert decode == {"attention_decode", "linear_few", "linear_rope", "linear_silu"}
+    assert prefill == {"attention_prefill"}
+    again = decode_table((tmp_path / "t.json").read_bytes(), "t")
+    assert len({e.place for e in again.entries}) == len(again.entries)
+
+
+def test_the_same_search_writes_the_same_table(artifact: Artifact, tmp_path: Path, api: FakeDriver) -> None:
+    (tmp_path / "b").mkdir()
+    tuned(artifact, tmp_path, api, kernels=("linear_rope", "linear_silu"), buckets=(1,))
+    tuned(artifact, tmp_path / "b", api, kernels=("linear_silu", "linear_rope"), buckets=(1,))
+    assert (tmp_path / "t.json").read_bytes() == (tmp_path / "b" / "t.json").read_bytes()
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_table_to_start_from(artifact: Artifact, tmp_path: Path, api: FakeDriver) -> None:
+    first = tuned(artifact, tmp_path, api, kernels=("linear_few",), buckets=(1,))
+    table = decode_table((tmp_path / "t.json").read_bytes(), "t")
+    said: list[str] = []
+    again = tuned(artifact, tmp_path, api, said.append, kernels=("linear_few",), buckets=(1,), tables=(table,))
+    assert again.steps[0].before_us == first.steps[0].us
+    assert "the artifact was built with other tables (sm_90)" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"kernels": ("rms_norm",)}, "'rms_norm' has no configurations"),
+        ({"buckets": (3,)}, "the artifact has no bucket 3"),
+        ({"context": 65}, "65 is outside 1 … 64"),
+        ({"kernels": ("linear_many",)}, "none of the chosen kernels is in the chosen buckets"),
+    ],
+)
+def test_wrong_usage(artifact: Artifact, tmp_path: Path, api: FakeDriver, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        tuned(artifact, tmp_path, api, **changes)
+    assert api.live() == {}
+    assert not (tmp_path / "t.json").exists()
+
+
+def test_an_artifact_of_another_version(tmp_path: Path, api: FakeDriver) -> None:
+    made = open_artifact(make_artifact(tmp_path / "other.ouro", ("h200",), embedded=True))
+    with pytest.raises(BuildError, match="launches other kernels than this version"):
+        tuned(made, tmp_path, api, buckets=(1,))
+    assert api.live() == {}
+
+
+def test_a_table_that_cannot_be_written(artifact: Artifact, tmp_path: Path, api: FakeDriver) -> None:
+    with pytest.raises(OutputError, match="cannot be written"):
+        tune(artifact, tmp_path / "none" / "t.json", options(tmp_path, kernels=("linear_few",), buckets=(1,)), api=api)
+    assert api.live() == {}
+
+
+def test_the_command(
+    artifact: Artifact, tmp_path: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real: Mapping[str, Any] = {"tune": tune}
+    monkeypatch.setattr(tune_module, "tune", lambda *given: real["tune"](*given, api=api))
+    line = ["tune", str(artifact.path), "-o", str(tmp_path / "t.json"), "--kernel", "linear_few", "--bucket", "1"]
+    line += ["--cache-dir", str(tmp_path / "images"), "--workers", "1"]
+    assert exit_code(cli, [*line, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "µs a step before" in err
+    found = msgspec.json.decode(out, type=TuneResult)
+    assert found.identity == artifact.identity
+    Output(json=False).data(found, draw)
+    out, _ = capsys.readouterr()
+    for piece in ("linear_few", "64×176", "block_n 16 → ", found.digest):
+        assert piece in out
+    assert exit_code(cli, [*line, "--tuning", str(tmp_path / "none.json")]) == 2
