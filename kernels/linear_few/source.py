@@ -8,15 +8,17 @@ import triton
 import triton.language as tl
 
 from ouro_build.kernels.dependencies.source import release, wait
+from ouro_build.kernels.packed.source import column_offset, row_offset
 
 
 @triton.jit
-def load_ahead(at, k, STEP: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr, K: tl.constexpr):
-    """Weights of one step. They are not read again: evicting them first leaves the cache to the activations."""
-    if EVEN:
-        loaded = tl.load(at + STEP * SPAN, eviction_policy="evict_first")
+def load_ahead(at, k, STEP: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr, K: tl.constexpr):
+    """Weights of step STEP, each of SPAN columns for each of WARPS. They are not read again: evicting them first leaves the
+    cache to the activations. `k` are the first columns of blocks of 32, which are stored whole."""
+    if (K + 31) // 32 * 32 % (WARPS * SPAN) == 0:
+        loaded = tl.load(at + STEP * SPAN * 16, eviction_policy="evict_first")
     else:
-        loaded = tl.load(at + STEP * SPAN, mask=k + STEP * SPAN < K, other=0.0, eviction_policy="evict_first")
+        loaded = tl.load(at + STEP * SPAN * 16, mask=k + STEP * SPAN < K, other=0.0, eviction_policy="evict_first")
     return loaded
 
 
@@ -44,14 +46,15 @@ def products(
     """Multiply-adds over tiles [row, n, k]; what a thread loads at once it also sums at once."""
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     EVEN: tl.constexpr = K % BLOCK_K == 0
-    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    first = tl.program_id(0) * BLOCK_N
     n = tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)[None, None, :]
     # Rows of weights past the end repeat the last: the loads need no mask, the store has one.
-    w_at = weight + tl.minimum(first + n, N - 1)[None, :, None] * K + k
+    w_at = weight + row_offset(tl.minimum(first + n, N - 1), K)[None, :, None] + column_offset(k)
+    w_k = k // 32 * 32
     ahead = ()
     for step in tl.static_range(AHEAD):
-        ahead = ahead + (load_ahead(w_at, k, step, BLOCK_K, EVEN, K),)
+        ahead = ahead + (load_ahead(w_at, w_k, step, BLOCK_K, 1, K),)
     wait(PROGRAMMATIC)
     row = tl.arange(0, ROW_TILE)
     slot = tl.load(rows + row * 8, mask=row < ROWS, other=-1)
@@ -62,7 +65,7 @@ def products(
     acc = tl.zeros((ROW_TILE, BLOCK_N, BLOCK_K // VECTOR), tl.float32)
     for step in tl.static_range(STEPS):
         if step + AHEAD < STEPS:
-            ahead = ahead + (load_ahead(w_at, k, step + AHEAD, BLOCK_K, EVEN, K),)
+            ahead = ahead + (load_ahead(w_at, w_k, step + AHEAD, BLOCK_K, 1, K),)
         a = load_rows(x_at, present, k, step, BLOCK_K, EVEN, GATHER, K)
         product = ahead[step].to(tl.float32) * a.to(tl.float32)
         acc += tl.sum(product.reshape(ROW_TILE, BLOCK_N, BLOCK_K // VECTOR, VECTOR), 3)
@@ -81,14 +84,16 @@ def fragment_rows(ROW_TILE: tl.constexpr):
 def fragment_places(
     weight, n, K: tl.constexpr, BLOCK_K: tl.constexpr, K_WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Where weight rows `n` [eight rows, 8] lie, and their k indices, [eight rows, group of 32, warp, row of the eight, k], in
-    the first step."""
+    """Where weight rows `n` [eight rows, 8] lie, [eight rows, group of 32, warp, row of the eight, k], and the first columns of
+    these groups, in the first step. Eight rows of a group are 512 bytes in a row."""
     STEPS: tl.constexpr = (K + K_WARPS * BLOCK_K - 1) // (K_WARPS * BLOCK_K)
     warp = tl.arange(0, K_WARPS) * (STEPS * BLOCK_K)
     group = tl.arange(0, BLOCK_K // 32) * 32
     j = tl.arange(0, 32)
-    k = warp[None, None, :, None, None] + group[None, :, None, None, None] + j[None, None, None, None, :]
-    return weight + n[:, None, None, :, None].to(tl.int64) * K + k, k
+    k = warp[None, None, :, None, None] + group[None, :, None, None, None]
+    # Groups are added last and alone: so they are constants in the addresses of a thread's loads.
+    at = weight + row_offset(n, K)[:, None, None, :, None] + j[None, None, None, None, :] + warp[None, None, :, None, None] * 16
+    return at + group[None, :, None, None, None] * 16, k
 
 
 @triton.jit
@@ -97,7 +102,7 @@ def early(weight, n, K: tl.constexpr, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr
     w_at, k = fragment_places(weight, n, K, BLOCK_K, K_WARPS)
     ahead = ()
     for step in tl.static_range(AHEAD):
-        ahead = ahead + (load_ahead(w_at, k, step, BLOCK_K, K % (K_WARPS * BLOCK_K) == 0, K),)
+        ahead = ahead + (load_ahead(w_at, k, step, BLOCK_K, K_WARPS, K),)
     return ahead
 
 
@@ -137,7 +142,7 @@ def multiply(
     acc = tl.zeros((K_WARPS, BLOCK_N, ROW_TILE), tl.float32)
     for step in tl.static_range(STEPS):
         if step + AHEAD < STEPS:
-            ahead = ahead + (load_ahead(w_at, w_k, step + AHEAD, BLOCK_K, EVEN, K),)
+            ahead = ahead + (load_ahead(w_at, w_k, step + AHEAD, BLOCK_K, K_WARPS, K),)
         if step + X_AHEAD < STEPS:
             xs = xs + (load_rows(x_at, present, x_k, step + X_AHEAD, BLOCK_K, EVEN, MASKED, K),)
         a = ahead[step].reshape(EIGHTS, GROUPS, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 3, 1, 5, 6, 4, 7)
@@ -153,7 +158,7 @@ def fragments(
     K_WARPS: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     """Tensor cores: see `multiply`."""
-    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    first = tl.program_id(0) * BLOCK_N
     n = first + (tl.arange(0, BLOCK_N // 8) * 8)[:, None] + tl.arange(0, 8)[None, :]
     # Rows of weights past the end repeat the last: the loads need no mask, the store has one.
     n = tl.minimum(n, N - 1)
