@@ -160,8 +160,9 @@ def fragments(
     """Tensor cores: see `multiply`."""
     first = tl.program_id(0) * BLOCK_N
     n = first + (tl.arange(0, BLOCK_N // 8) * 8)[:, None] + tl.arange(0, 8)[None, :]
-    # Rows of weights past the end repeat the last: the loads need no mask, the store has one.
-    n = tl.minimum(n, N - 1)
+    if N % BLOCK_N != 0:
+        # Rows of weights past the end repeat the last: the loads need no mask, the store has one.
+        n = tl.minimum(n, N - 1)
     ahead = early(weight, n, K, BLOCK_K, AHEAD, K_WARPS)
     wait(PROGRAMMATIC)
     each = fragment_rows(ROW_TILE)

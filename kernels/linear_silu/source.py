@@ -19,8 +19,10 @@ def linear_silu(
     first = tl.program_id(0) * BLOCK
     eight = tl.arange(0, 2 * EIGHTS)
     n = first + (eight % EIGHTS * 8)[:, None] + tl.arange(0, 8)[None, :]
-    # Rows past the end repeat the last: the loads need no mask, the store has one.
-    n = tl.minimum(n, SIZE - 1) + (eight // EIGHTS * SIZE)[:, None]
+    if SIZE % BLOCK != 0:
+        # Rows past the end repeat the last: the loads need no mask, the store has one.
+        n = tl.minimum(n, SIZE - 1)
+    n += (eight // EIGHTS * SIZE)[:, None]
     ahead = early(weight, n, K, BLOCK_K, AHEAD, K_WARPS)
     wait(PROGRAMMATIC)
     each = tl.minimum(fragment_rows(ROW_TILE), ROWS - 1)  # rows past the last repeat it
