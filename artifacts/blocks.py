@@ -22,8 +22,8 @@ def blocked_shape(rows: int, columns: int) -> tuple[int, int, int, int]:
     return -(-rows // BLOCK_ROWS), -(-columns // BLOCK_COLUMNS), BLOCK_ROWS, BLOCK_COLUMNS
 
 
-def to_blocks(matrix: NDArray[np.generic], out: NDArray[np.generic]) -> None:
-    """Put `matrix` [rows, columns] into `out`, its stored elements in one dimension, of the same type."""
+def to_blocks(matrix: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The stored elements, in one dimension, of `matrix` [rows, columns]."""
     bands, across, tall, wide = blocked_shape(*matrix.shape)
     whole = (bands * tall, across * wide)
     if matrix.shape != whole:
@@ -32,4 +32,4 @@ def to_blocks(matrix: NDArray[np.generic], out: NDArray[np.generic]) -> None:
         matrix = padded
     # A row of a block is moved as one opaque item: twice as fast as by elements.
     lines = np.ascontiguousarray(matrix).view(f"V{wide * matrix.itemsize}").reshape(bands, tall, across)
-    out.view(lines.dtype).reshape(bands, across, tall)[...] = lines.transpose(0, 2, 1)
+    return np.ascontiguousarray(lines.transpose(0, 2, 1)).reshape(-1).view(matrix.dtype)

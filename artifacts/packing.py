@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ouro_build.artifacts.blocks import BLOCK_ROWS, blocked_shape, to_blocks
 from ouro_build.artifacts.convert import convert
-from ouro_build.artifacts.dtypes import DTYPES, nbytes
+from ouro_build.artifacts.dtypes import nbytes
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.plan import Buffer, Pool
 
@@ -27,8 +27,6 @@ ALIGNMENT = 256
 """Every packed tensor begins at a multiple of this many bytes."""
 INV_FREQ = "inv_freq"
 """The rotary frequencies: computed, not read from a checkpoint."""
-# Elements that are put into blocks at a time: few enough to be in a core's cache still.
-_CACHED = 1 << 18
 
 
 class SourceTensor(msgspec.Struct, frozen=True):
@@ -131,13 +129,8 @@ def read_fused(elements: Elements, tensor: PackedTensor, start: int, stop: int) 
     rows, columns = tensor.matrix
     band = tensor.band
     first, last = start // band, -(-stop // band)
-    blocks = np.empty((last - first, band), DTYPES[tensor.dtype].storage)
-    step = max(_CACHED // band, 1)
-    for top in range(first, last, step):
-        bottom = min(top + step, last)
-        values = _concatenated(elements, tensor, top * BLOCK_ROWS * columns, min(bottom * BLOCK_ROWS, rows) * columns)
-        to_blocks(values.reshape(-1, columns), blocks[top - first : bottom - first].reshape(-1))
-    return blocks.reshape(-1)[start - first * band : stop - first * band]
+    values = _concatenated(elements, tensor, first * BLOCK_ROWS * columns, min(last * BLOCK_ROWS, rows) * columns)
+    return to_blocks(values.reshape(-1, columns))[start - first * band : stop - first * band]
 
 
 def _concatenated(elements: Elements, tensor: PackedTensor, start: int, stop: int) -> NDArray[np.generic]:

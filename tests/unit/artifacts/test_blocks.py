@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ouro_build.artifacts import packing
 from ouro_build.artifacts.blocks import blocked_shape, to_blocks
 from ouro_build.artifacts.packing import PackedTensor, SourceTensor, read_fused
 from tests.unit.artifacts.blocks import from_blocks
@@ -21,23 +20,16 @@ def matrix(rows: int, columns: int, storage: str = "<u2") -> NDArray[np.generic]
     return (np.arange(rows * columns) + 1).astype(storage).reshape(rows, columns)
 
 
-def blocks_of(values: NDArray[np.generic]) -> NDArray[np.generic]:
-    """What is stored of a matrix, in one dimension."""
-    blocks = np.full(int(np.prod(blocked_shape(*values.shape))), 0xFF, values.dtype)
-    to_blocks(values, blocks)
-    return blocks
-
-
 @given(SIZES, st.integers(1, 140), st.sampled_from(["<u2", "<f4"]))
 def test_unpacking_gives_the_matrix_and_the_rest_is_zero(rows: int, columns: int, storage: str) -> None:
     wanted = matrix(rows, columns, storage)
-    blocks = blocks_of(wanted)
+    blocks = to_blocks(wanted)
     np.testing.assert_array_equal(from_blocks(blocks, rows, columns), wanted)
     assert np.count_nonzero(blocks) == rows * columns
 
 
 def test_a_block_is_rows_of_32_columns() -> None:
-    blocks = blocks_of(matrix(32, 64)).reshape(blocked_shape(32, 64))
+    blocks = to_blocks(matrix(32, 64)).reshape(blocked_shape(32, 64))
     np.testing.assert_array_equal(blocks[1, 1], matrix(32, 64)[16:, 32:])
 
 
@@ -57,18 +49,16 @@ def test_any_range_is_that_range_of_the_whole(heights: list[int], columns: int, 
     start = data.draw(st.integers(0, tensor.elements - 1))
     stop = data.draw(st.integers(start + 1, tensor.elements))
     found = read_fused(elements, tensor, start, stop)
-    np.testing.assert_array_equal(found, blocks_of(whole)[start:stop])
+    np.testing.assert_array_equal(found, to_blocks(whole)[start:stop])
     assert sum(read) <= (stop - start) + 2 * tensor.band
 
 
 @pytest.mark.parametrize("step", [7, 512, 1024, 5000])
-def test_pieces_make_up_the_whole(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many bands are put into blocks at a time."""
-    monkeypatch.setattr(packing, "_CACHED", 3000)
+def test_pieces_make_up_the_whole(step: int) -> None:
     whole = matrix(50, 70)
     tensor = PackedTensor("x", "bfloat16", blocked_shape(50, 70), 0, (SourceTensor("a", (50, 70)),), (50, 70))
     pieces = [
         read_fused(lambda _, a, b: (whole.reshape(-1)[a:b], "bfloat16"), tensor, at, min(at + step, tensor.elements))
         for at in range(0, tensor.elements, step)
     ]
-    np.testing.assert_array_equal(np.concatenate(pieces), blocks_of(whole))
+    np.testing.assert_array_equal(np.concatenate(pieces), to_blocks(whole))
