@@ -47,7 +47,7 @@ class FileRecord(_Record, frozen=True, kw_only=True):
 
 
 class TensorRecord(_Record, frozen=True, kw_only=True):
-    """A packed tensor: `offset` in the weights pool, and the checkpoint tensors it was made of, in order."""
+    """A packed tensor: its shape as stored, `offset` in the weights pool, the checkpoint tensors it was made of, in order."""
 
     name: str
     dtype: str

@@ -72,8 +72,10 @@ def _open_weights(source: str, model: ModelConfig, seed: int) -> WeightSource:
 
 def _check(file: SafetensorsFile, model: ModelConfig) -> None:
     layout = file.metadata.get("layout")
+    if layout is None:
+        raise file.error(f"layout is None, a file of packed weights ({LAYOUT!r}) is expected")
     if layout != LAYOUT:
-        raise file.error(f"layout is {layout!r}, a file of packed weights ({LAYOUT!r}) is expected")
+        raise file.error(f"the weights are packed as {layout!r}, this software reads {LAYOUT!r}: pack the checkpoint again")
     found = {name: entry for name, entry in file.entries.items() if not name.startswith(FILLER)}
     wanted = weight_layout(model)
     for tensor in wanted:

@@ -12,7 +12,7 @@ from ouro_build.kernels.tensor_cores import leaves_registers
 
 KERNEL = Kernel(
     name="linear_many",
-    contract=1,
+    contract=2,
     writes=("out",),
     tolerance=Tolerance(
         absolute={"bfloat16": 1e-4, "float16": 1e-4, "float32": 2e-5},
@@ -49,7 +49,7 @@ _RESERVE = 2 * KIB
 
 def linear_many(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer, gather: bool) -> Launch:
     """See `linear`."""
-    bucket, (size, width) = rows.sizes[0], weight.sizes
+    bucket, size, width = rows.sizes[0], out.sizes[1], x.sizes[1]
     tile, stages = _configuration(part, bucket, size, weight.dtype)
     return KERNEL.launch(
         part,

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from ouro_build.kernels.dependencies.source import release, wait
+from ouro_build.kernels.packed.source import column_offset, row_offset
 
 
 @triton.jit
@@ -31,15 +32,16 @@ def linear_many(
     k = tl.arange(0, BLOCK_K)
     x_at = x + (slot if GATHER else row).to(tl.int64)[:, None] * K + k[None, :]
     # Columns past the end repeat the last: the loads need no mask, the store has one.
-    w_at = weight + tl.minimum(n, N - 1).to(tl.int64)[None, :] * K + k[:, None]
+    w_at = weight + row_offset(tl.minimum(n, N - 1), K)[None, :] + column_offset(k)[:, None]
+    k_block = k // 32 * 32  # blocks that begin before K are stored whole
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
         if EVEN:
             a = tl.load(x_at + start, mask=live[:, None], other=0.0)
-            b = tl.load(w_at + start)
+            b = tl.load(w_at + start * 16)
         else:
             a = tl.load(x_at + start, mask=live[:, None] & (k + start < K)[None, :], other=0.0)
-            b = tl.load(w_at + start, mask=(k + start < K)[:, None], other=0.0)
+            b = tl.load(w_at + start * 16, mask=(k_block + start < K)[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision="ieee")
     to = out + row.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(to, acc.to(out.dtype.element_ty), mask=live[:, None] & (n < N)[None, :])
