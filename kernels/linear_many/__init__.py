@@ -31,7 +31,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-_WIDEST = Tile(128, 256, 64, 8)
+_WIDEST = (Tile(256, 128, 64, 8), Tile(128, 256, 64, 8))
 _TENSOR_CORE_TILES = (
     Tile(128, 128, 64, 8),
     Tile(64, 128, 64, 4),
@@ -73,7 +73,7 @@ def _configuration(part: Part, bucket: int, size: int, dtype: str) -> tuple[Tile
     """The tile with the least estimated time, with as many stages as fit in shared memory."""
     tiles = _FLOAT32_TILES if dtype == "float32" else _TENSOR_CORE_TILES
     if dtype != "float32" and leaves_registers(part):
-        tiles = (_WIDEST, *tiles)
+        tiles = (*_WIDEST, *tiles)
     fitting = [t for t in tiles if t.m <= max(bucket, tiles[-1].m) and _stages(part, t, dtype) >= _MIN_STAGES]
     tile = min(fitting, key=lambda t: _cost(part, t, bucket, size))
     return tile, _stages(part, tile, dtype)
