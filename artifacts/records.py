@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -23,6 +23,12 @@ class Reason(Enum):
     DRIVER_TOO_OLD = "driver_too_old"  # the images need a newer driver
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+"""How often, or how many: a number that every reader of JSON reads exactly."""
+Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+"""Rows of a batch, or of a bucket."""
+
+
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of everything in a record."""
 
@@ -31,12 +37,12 @@ class KeyCount(_Record, frozen=True, kw_only=True):
     """Replays of one graph, and the rows in them that were live and that were padding."""
 
     program: str
-    bucket: int
+    bucket: Rows
     mode: str
     variant: str
-    replays: int
-    live_rows: int
-    padded_rows: int
+    replays: Count
+    live_rows: Count
+    padded_rows: Count
 
 
 class FallbackCount(_Record, frozen=True, kw_only=True):
@@ -45,17 +51,46 @@ class FallbackCount(_Record, frozen=True, kw_only=True):
     reason: Reason
     program: str
     mode: str
-    rows: int
+    rows: Count
     path: str
-    count: int
+    count: Count
+
+
+class StepCount(_Record, frozen=True, kw_only=True):
+    """`count` decode steps of `rows` live rows, each of `loops` loops in `mode`, whatever path they took."""
+
+    mode: str
+    rows: Rows
+    loops: Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]
+    count: Count
+
+
+class GraphSize(_Record, frozen=True, kw_only=True):
+    """A graph that the artifact declares, replayed or not, and its kernel nodes."""
+
+    program: str
+    bucket: Rows
+    mode: str
+    variant: str
+    nodes: Count
 
 
 class CoverageRecord(_Record, frozen=True, kw_only=True):
-    """Replays by graph key, fallbacks by reason and shape."""
+    """Replays by graph key, fallbacks by reason and shape, decode steps by shape, and the graphs that there could have been.
 
-    schema: Literal["ouro-coverage/1"] = "ouro-coverage/1"
+    Version 1 had neither `steps` nor `graphs`.
+    """
+
+    schema: Literal["ouro-coverage/2"] = "ouro-coverage/2"
     keys: tuple[KeyCount, ...]
     fallbacks: tuple[FallbackCount, ...]
+    steps: tuple[StepCount, ...]
+    graphs: tuple[GraphSize, ...]
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Row counts that decode loops have graphs for, ascending."""
+        return tuple(sorted({g.bucket for g in self.graphs if g.program == "recurrent"}))
 
     @property
     def share(self) -> float:
@@ -72,6 +107,12 @@ class CoverageRecord(_Record, frozen=True, kw_only=True):
         keys = [k for k in self.keys if k.program == "recurrent"]
         rows = sum(k.live_rows + k.padded_rows for k in keys)
         return sum(k.padded_rows for k in keys) / rows if rows else 0.0
+
+    @property
+    def replays_a_step(self) -> float:
+        """Replays of decode loops over decode steps; 0 if there were none. A step of four loops, not split, has four."""
+        steps = sum(s.count for s in self.steps)
+        return sum(k.replays for k in self.keys if k.program == "recurrent") / steps if steps else 0.0
 
 
 class PhaseRecord(_Record, frozen=True, kw_only=True):
@@ -213,8 +254,10 @@ def encode_record(record: CoverageRecord | StartupRecord | ObservedRecord | Benc
 
 
 def decode_record(raw: bytes, kind: type[AnyRecord], where: str) -> AnyRecord:
-    """Read a record strictly. Raises ArtifactError naming the field."""
+    """Read a record strictly. Raises ArtifactError naming the field, and the schema that this version reads."""
     try:
         return msgspec.json.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
-        raise ArtifactError(f"not a record of this kind: {error}", where=where) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        schema = next(field.default for field in msgspec.structs.fields(kind) if field.name == "schema")
+        hint = f"Expected: a whole record of schema {schema}. Other versions of ouro-build may write another."
+        raise ArtifactError(f"not a record of this kind: {error}", where=where, hint=hint) from error

@@ -22,7 +22,7 @@ _DESCRIBED: dict[str, tuple[str, Any]] = {
     "manifest": (f"manifest.json, format {FORMAT}", Manifest),
     "plan_index": (f"plans/PART.json, format {FORMAT}", PlanIndex),
     "oracle": (f"oracle.json, format {FORMAT}", Oracle),
-    "coverage": ("coverage record, version 1", CoverageRecord),
+    "coverage": ("coverage record, version 2", CoverageRecord),
     "startup": ("start-up record, version 1", StartupRecord),
     "observed": ("observed record, version 1", ObservedRecord),
     "bench": ("benchmark record, version 1", BenchRecord),

@@ -13,6 +13,7 @@ from ouro_build.artifacts.console import Output, require_extra, run
 from ouro_build.artifacts.errors import FitError
 from ouro_build.artifacts.manifest import encode_manifest, identity
 from ouro_build.artifacts.reader import open_artifact
+from ouro_build.artifacts.records import CoverageRecord
 from ouro_build.artifacts.sizes import SIZE
 
 _ARTIFACT = click.argument("artifact", type=click.Path(path_type=Path), metavar="ART")
@@ -117,6 +118,24 @@ def warm(artifact: Path, record: Path | None, weights: str | None, device: int, 
         observed = warm_plans(files, folder, weights=weights, device=device, progress=report)
     out.data(observed, draw)
     out.say(f"recorded in {folder}")
+
+
+@cli.command()
+@click.argument("coverage", type=click.Path(path_type=Path), metavar="C.json")
+@click.option("--max-graphs", type=click.IntRange(min=1), help="Decode graphs to build, at most.")
+@click.option("--memory", type=SIZE, help="Device memory that decode graphs may take, e.g. 64MiB.")
+@_JSON
+def advise(coverage: Path, max_graphs: int | None, memory: int | None, as_json: bool) -> None:
+    """Say which buckets would have wasted the least work on a recorded load.
+
+    C.json is what `ouro-worker run --coverage-out` wrote. Without a budget, as many buckets are chosen as it was recorded with.
+    """
+    from ouro_build.builder.advise import advise as choose
+    from ouro_build.builder.advise import draw, view
+    from ouro_build.builder.record_files import read_record
+
+    advice = choose(read_record(coverage, CoverageRecord), max_graphs, memory)
+    Output(json=as_json).data(view(advice), draw)
 
 
 def main() -> None:

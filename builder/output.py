@@ -55,11 +55,16 @@ def progress(label: str, *, shown: bool = True) -> Iterator[Report]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def printable(text: str) -> str:
+    """`text` with everything that could steer a terminal, or that no font has, as an escape."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, list | tuple):
-        return ", ".join(str(v) for v in value)
-    return str(value)
+        return printable(", ".join(str(v) for v in value))
+    return printable(str(value))

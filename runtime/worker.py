@@ -19,7 +19,7 @@ from ouro_build.artifacts.fit import Machine
 from ouro_build.artifacts.plan import Pool
 from ouro_build.artifacts.reader import TOKENIZER, Artifact, open_artifact
 from ouro_build.artifacts.records import CoverageRecord, Reason, StartupRecord
-from ouro_build.runtime.coverage import CoverageCounter
+from ouro_build.runtime.coverage import CoverageCounter, declared_graphs
 from ouro_build.runtime.dispatch import Dispatcher
 from ouro_build.runtime.driver import Driver
 from ouro_build.runtime.engine import Engine, FinishReason, Request
@@ -69,7 +69,7 @@ class Worker:
         self.memory: Memory = pools.memory
         self._pools = pools
         self._clock = clock
-        self._coverage = CoverageCounter()
+        self._coverage = CoverageCounter(declared_graphs(pools.index))
         self._tokenizer: Tokenizer | None = None
         manifest = artifact.manifest
         missing = dict.fromkeys(pools.failures, Reason.GRAPH_RESTORE_FAILED)

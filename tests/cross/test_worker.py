@@ -172,7 +172,9 @@ def test_requests_that_cannot_be_served_leave_the_worker_usable(artifact: Path) 
             worker.generate([[1]], 1, feed=[[1], [2]])
         before = worker.coverage()
         assert worker.generate([[1], [2], [3]], 2, ignore_eos=True)[2].finish_reason == "length"
-        assert before == CoverageRecord(keys=(), fallbacks=())
+        assert (before.keys, before.fallbacks, before.steps) == ((), (), ())
+        assert [(s.mode, s.rows, s.loops, s.count) for s in worker.coverage().steps] == [("dense", 1, 4, 1), ("dense", 2, 4, 1)]
+        assert worker.coverage().buckets == (1, 4)
         assert {f.reason for f in worker.coverage().fallbacks} == {Reason.NO_DEVICE}
 
 

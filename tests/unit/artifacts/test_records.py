@@ -1,3 +1,4 @@
+import re
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ from ouro_build.artifacts.records import (
     CoverageRecord,
     DeviceRecord,
     FallbackCount,
+    GraphSize,
     KeyCount,
     ObservedKey,
     ObservedRecord,
     PhaseRecord,
     Reason,
     StartupRecord,
+    StepCount,
     decode_record,
     encode_record,
 )
@@ -30,6 +33,11 @@ COVERAGE = CoverageRecord(
     fallbacks=(
         FallbackCount(reason=Reason.BUCKET_MISS, program="recurrent", mode="dense", rows=6, path="split", count=1),
         FallbackCount(reason=Reason.NO_DEVICE, program="recurrent", mode="dense", rows=2, path="reference", count=1),
+    ),
+    steps=(StepCount(mode="dense", rows=2, loops=1, count=2), StepCount(mode="dense", rows=6, loops=1, count=1)),
+    graphs=(
+        GraphSize(program="coda", nodes=3, **KEY),
+        GraphSize(program="recurrent", nodes=20, **KEY),
     ),
 )
 STARTUP = StartupRecord(wall_s=0.5, phases=(PhaseRecord(name="open", parent="", start_s=0.1, seconds=0.2, bytes=12),))
@@ -79,12 +87,14 @@ def test_round_trip(record: CoverageRecord) -> None:
 def test_strict(record: CoverageRecord) -> None:
     raw = encode_record(record)
     for damaged in (
-        raw.replace(b"/1", b"/2", 1),
+        raw.replace(b"/", b"/9", 1),
         raw.replace(b'{"schema"', b'{"more":1,"schema"', 1),
         raw[:-3],
+        raw.replace(b"[", b"\xff", 1),
         b"[]",
+        b"",
     ):
-        with pytest.raises(ArtifactError, match="f: not a record of this kind"):
+        with pytest.raises(ArtifactError, match=f"f: not a record of this kind.*\n.*{record.schema}"):
             decode_record(damaged, type(record), "f")
 
 
@@ -97,5 +107,14 @@ def test_shares() -> None:
     # 8 live rows were in replays, 6 of them in split ones; 2 more ran by the reference.
     assert COVERAGE.share == pytest.approx(2 / 10)
     assert COVERAGE.padded_share == pytest.approx(4 / 12)
-    nothing = CoverageRecord(keys=(), fallbacks=())
-    assert (nothing.share, nothing.padded_share) == (0, 0)
+    assert COVERAGE.replays_a_step == 1
+    assert COVERAGE.buckets == (4,)
+    nothing = CoverageRecord(keys=(), fallbacks=(), steps=(), graphs=())
+    assert (nothing.share, nothing.padded_share, nothing.replays_a_step) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("field", "value"), [("replays", -1), ("live_rows", 1 << 53), ("bucket", 0), ("rows", 1 << 30)])
+def test_numbers_that_no_worker_counts_are_refused(field: str, value: int) -> None:
+    raw = re.sub(rf'"{field}":\d+', f'"{field}":{value}', encode_record(COVERAGE).decode())
+    with pytest.raises(ArtifactError, match=f"Expected `int`.*{field}"):
+        decode_record(raw.encode(), CoverageRecord, "f")
