@@ -16,6 +16,7 @@ from ouro_build.artifacts.errors import OutputError, UsageError
 from ouro_build.artifacts.records import encode_record
 from ouro_build.artifacts.sizes import SIZE
 from ouro_build.runtime.bench_cli import bench
+from ouro_build.runtime.metrics_option import metrics_port, serving_metrics
 from ouro_build.runtime.paths import Choice
 from ouro_build.runtime.selftest import SelfTest, self_test
 from ouro_build.runtime.startup import StartupClock
@@ -72,6 +73,7 @@ def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--coverage-out", type=click.Path(path_type=Path), help="Write what ran by graphs and what did not here, as JSON."
 )
 @click.option("--startup-out", type=click.Path(path_type=Path), help="Write where start-up time went here, as JSON.")
+@metrics_port
 def run_command(
     artifact: Path,
     texts: tuple[str, ...],
@@ -82,6 +84,7 @@ def run_command(
     logits: Path | None,
     coverage_out: Path | None,
     startup_out: Path | None,
+    metrics_port: int | None,
     executor: Choice,
     weights: str | None,
     memory: int | None,
@@ -106,14 +109,15 @@ def run_command(
         max_requests=max_requests,
         clock=clock,
     ) as worker:
-        outputs = worker.generate(prompts, max_tokens, ignore_eos=ignore_eos, feed=feed, logits=logits is not None)
+        out = Output(json=as_json)
+        with serving_metrics(worker, metrics_port, out.say):
+            outputs = worker.generate(prompts, max_tokens, ignore_eos=ignore_eos, feed=feed, logits=logits is not None)
         if logits is not None:
             _write(logits, _encode_logits(outputs))
         if coverage_out is not None:
             _write(coverage_out, encode_record(worker.coverage()))
         if startup_out is not None:
             _write(startup_out, encode_record(worker.startup()))
-        out = Output(json=as_json)
         out.data(_result(worker, outputs), lambda _: _drawn(outputs))
         _tell(out, worker)
 

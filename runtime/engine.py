@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from ouro_build.artifacts.errors import DeviceError, RequestError
 from ouro_build.runtime.batch import RowInput
 from ouro_build.runtime.blocks import BlockPool
 from ouro_build.runtime.step import Sampled, Steps
+from ouro_build.runtime.traffic import Traffic
 
 FinishReason = Literal["stop", "length"]
 
@@ -33,6 +35,8 @@ class Request:
     index: int = -1  # its block table and state slot while it runs
     blocks: list[int] = field(default_factory=list)
     computed: int = 0  # prompt tokens that are in the KV pool
+    arrived: float = 0.0  # when it was queued, and when it had its last token, on the monotonic clock
+    last_token: float = 0.0
 
 
 class Engine:
@@ -45,6 +49,7 @@ class Engine:
         max_requests: int,
         depth: int | None = None,
         on_token: Callable[[], None] = lambda: None,
+        traffic: Traffic | None = None,
     ) -> None:
         self._steps = steps
         self._geometry = steps.geometry
@@ -56,10 +61,13 @@ class Engine:
         self._decoding: list[Request] = []
         self._depth = depth
         self._on_token = on_token
+        self._traffic = traffic or Traffic()
+        self._traffic.kv_blocks = kv_blocks
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestError, and queues nothing, if it can never be served."""
         self._check(request)
+        request.arrived = self._traffic.arrived()
         self._waiting.append(request)
 
     def step(self) -> bool:
@@ -109,6 +117,7 @@ class Engine:
             request = self._waiting.popleft()
             request.index = self._free.pop()
             request.blocks = self._blocks.take(self._wanted(request))
+            self._traffic.admitted(len(request.blocks))
             self._prompts.append(request)
 
     def _prefill(self) -> None:
@@ -126,6 +135,7 @@ class Engine:
                 finished.append(request)
         keep = any(r.keep_logits for r in finished)
         sampled = self._steps.prefill(rows, [r.index for r in finished], logits=keep)
+        self._traffic.prompt_tokens += len(rows)
         self._prompts = self._prompts[len(finished) :]
         self._decoding += finished
         self._take(finished, sampled)
@@ -156,9 +166,12 @@ class Engine:
 
     def _take(self, requests: Sequence[Request], sampled: Sampled) -> None:
         """Append each request's token, and retire the requests that it ends."""
+        now = time.monotonic()
         for at, request in enumerate(requests):
             token = int(sampled.tokens[at])
             request.ids.append(token)
+            self._traffic.token(now, request.arrived, request.last_token)
+            request.last_token = now
             if request.keep_logits and sampled.logits is not None:
                 request.logits.append(sampled.logits[at])
             if token in request.stop_ids:
@@ -169,6 +182,7 @@ class Engine:
             self._on_token()
         for request in [r for r in requests if r.finish_reason]:
             self._decoding.remove(request)
+            self._traffic.done(str(request.finish_reason), now - request.arrived, len(request.blocks))
             self._release(request)
 
     def _release(self, request: Request) -> None:
@@ -180,4 +194,5 @@ class Engine:
         """The device's memory can't be trusted any more: no request goes on, none gets a token that may be wrong."""
         lost = len(self._prompts) + len(self._decoding) + len(self._waiting)
         self._prompts, self._decoding, self._waiting = [], [], deque()
+        self._traffic.lost()
         raise DeviceError(f"{error.what}; {lost} requests were lost", where=error.where, hint="Restart the worker.") from error

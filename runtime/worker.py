@@ -32,6 +32,7 @@ from ouro_build.runtime.paths import Choice, WorkerPath, choose_path
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.step import Steps
+from ouro_build.runtime.traffic import Traffic
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -59,6 +60,7 @@ class Worker:
 
     `steps` is the interface for a caller that schedules rows itself; `generate` schedules for callers that do not. The two
     share slots and KV blocks: use one or the other. `executor` names the path that runs, `path.reason` why it is not `graph`.
+    `traffic` counts the requests and tokens of `generate`.
     One thread may use a worker, the one that loaded it: CUDA's context is current there.
     """
 
@@ -70,6 +72,7 @@ class Worker:
         self._pools = pools
         self._clock = clock
         self._coverage = CoverageCounter(declared_graphs(pools.index))
+        self.traffic = Traffic()
         self._tokenizer: Tokenizer | None = None
         manifest = artifact.manifest
         missing = dict.fromkeys(pools.failures, Reason.GRAPH_RESTORE_FAILED)
@@ -118,7 +121,7 @@ class Worker:
         loops = self.steps.loops(depth)
         if len(feed) > len(prompts):
             raise RequestError(f"{len(feed)} lists of tokens to feed, {len(prompts)} prompts")
-        engine = Engine(self.steps, self._pools.kv_blocks, self.max_requests, loops, first_token)
+        engine = Engine(self.steps, self._pools.kv_blocks, self.max_requests, loops, first_token, self.traffic)
         stop = frozenset() if ignore_eos else frozenset(self.artifact.manifest.stop_ids)
         requests = [
             Request(self.encode(p), max_tokens, stop, feed[i] if i < len(feed) else (), logits) for i, p in enumerate(prompts)
@@ -127,6 +130,7 @@ class Worker:
             try:
                 engine.submit(request)
             except RequestError as error:
+                self.traffic.lost()
                 raise RequestError(error.what, where=f"prompt {at}", hint=error.hint) from error
         engine.run()
         return [self._output(r, loops) for r in requests]
