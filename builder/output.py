@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -13,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ouro_build.artifacts.console import rich_console
+from ouro_build.artifacts.errors import OutputError
 
 Report = Callable[[int, int], None]
 """Called with what is done and what there is in all."""
@@ -53,6 +56,19 @@ def progress(label: str, *, shown: bool = True) -> Iterator[Report]:
     with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write all of `data` to `path`, or nothing, and the folder that it is in. Raises OutputError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise OutputError(f"cannot be written: {error.strerror}", where=str(path)) from error
 
 
 def printable(text: str) -> str:

@@ -24,16 +24,22 @@ def read_record(path: Path, kind: type[R]) -> R:
     return decode_record(_read(path), kind, str(path))
 
 
-def read_earlier(path: Path) -> CoverageRecord | StartupRecord:
-    """The record at `path`, of either kind that a live worker writes, by its schema. Raises as `read_record` does."""
+def read_any(path: Path) -> CoverageRecord | StartupRecord | ObservedRecord | None:
+    """The record at `path`, by its schema; None if it is of a kind that no report shows. Raises as `read_record` does."""
     raw = _read(path)
     try:
         schema = msgspec.json.decode(raw, type=_Envelope).schema
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        schema = ""  # no record at all: the reader below says so
-    if schema.startswith("ouro-startup/"):
-        return decode_record(raw, StartupRecord, str(path))
-    return decode_record(raw, CoverageRecord, str(path))
+        schema = "ouro-coverage/"  # no record at all: the reader says so
+    where = str(path)
+    match schema.partition("/")[0]:
+        case "ouro-startup":
+            return decode_record(raw, StartupRecord, where)
+        case "ouro-observed":
+            return decode_record(raw, ObservedRecord, where)
+        case "ouro-coverage" | "":
+            return decode_record(raw, CoverageRecord, where)
+    return None
 
 
 def _read(path: Path) -> bytes:

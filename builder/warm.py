@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +11,7 @@ from ouro_build.artifacts.fit import fit
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import Artifact
 from ouro_build.artifacts.records import ObservedKey, ObservedRecord, encode_record
+from ouro_build.builder.output import write_file
 from ouro_build.runtime.device_pools import open_device_pools
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
@@ -69,7 +69,7 @@ def warm(
     observed = ObservedRecord(
         identity=artifact.identity, target=target.part.name, device=device_record(machine), keys=tuple(seen)
     )
-    _write(record / f"{target.part.name}.json", encode_record(observed))
+    write_file(record / f"{target.part.name}.json", encode_record(observed))
     _refuse_bad(seen, artifact.path)
     return observed
 
@@ -106,11 +106,3 @@ def _refuse_bad(seen: list[ObservedKey], path: Path) -> None:
             where=str(path),
             hint="Do not deploy the artifact on this GPU, and please report it.",
         )
-
-
-def _write(path: Path, data: bytes) -> None:
-    """All of the record or none of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(data)
-    partial.replace(path)

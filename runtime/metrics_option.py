@@ -28,7 +28,10 @@ metrics_port = click.option(
 
 @contextmanager
 def serving_metrics(worker: Worker, port: int | None, say: Callable[[str], None]) -> Iterator[None]:
-    """Serve metrics of `worker` while the block runs, if a `port` is given, and `say` where. Raises UsageError if it is taken."""
+    """Serve metrics of `worker` while the block runs, if a `port` is given, and `say` where.
+
+    Raises UsageError if the port is taken.
+    """
     if port is None:
         yield
         return
