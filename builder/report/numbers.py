@@ -10,7 +10,7 @@ HIGHEST = 1e15
 
 def drawable(value: float) -> float:
     """`value` within what charts can be drawn of: 0 … HIGHEST."""
-    return min(max(float(value), 0.0), HIGHEST)
+    return min(max(0.0, float(value)), HIGHEST)  # in this order: -0.0 becomes 0.0
 
 
 def count(value: int) -> str:

@@ -106,9 +106,9 @@ def _fallbacks(found: Sequence[FallbackCount]) -> Section:
     if not found:
         return Section("fallbacks", "Fallbacks", note="None: every program ran by one graph.")
     ordered = sorted(found, key=lambda f: (-f.count * f.rows, f.reason.value, f.program, f.mode, f.rows, f.path))
-    names = ("reason", "program", "mode", "path", "rows", "times", "rows in all")
+    names = ("reason", "rows", "times", "rows in all", "program", "mode", "path")
     rows = tuple(
-        (f.reason.value, f.program, f.mode, f.path, count(f.rows), count(f.count), count(f.rows * f.count)) for f in ordered
+        (f.reason.value, count(f.rows), count(f.count), count(f.rows * f.count), f.program, f.mode, f.path) for f in ordered
     )
     shown = [
         Bar(
@@ -119,7 +119,7 @@ def _fallbacks(found: Sequence[FallbackCount]) -> Section:
         for f in ordered
     ]
     chart = bars("Rows that took another path than one graph, by reason and shape", shown)
-    return Section("fallbacks", "Fallbacks", figures=(Figure(Table("Fallbacks", names, rows, numeric_from(4, names)), chart),))
+    return Section("fallbacks", "Fallbacks", figures=(Figure(Table("Fallbacks", names, rows, frozenset({1, 2, 3})), chart),))
 
 
 def _padding(record: CoverageRecord) -> Section:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from ouro_build.artifacts.console import exit_code
@@ -180,11 +180,10 @@ def test_coverage_and_what_was_not_covered(records: Path) -> None:
     assert "recurrent/dense, 4: 40" in cells
     assert "recurrent/dense, 1: 0" in cells
     assert "prefill/dense, 4: not built" in cells
-    assert [row[:2] for row in table(page, "fallbacks").rows] == [
-        ("bucket_miss", "recurrent"),
-        ("graph_restore_failed", "coda"),
-    ]
-    assert table(page, "fallbacks").rows[0][2:] == ("dense", "split", "20", "4", "80")
+    assert table(page, "fallbacks").rows == (
+        ("bucket_miss", "20", "4", "80", "recurrent", "dense", "split"),
+        ("graph_restore_failed", "14", "2", "28", "coda", "dense", "launch"),
+    )
     assert table(page, "padding").rows[0] == ("recurrent/dense", "4", "130", "30", "18.8 %", "42.9 %")
     padded = {row[1]: row[3] for row in table(page, "padding").rows if row[0] == "recurrent/dense"}
     assert padded == {"4": "30", "16": "16"}
@@ -269,7 +268,9 @@ keys = st.builds(
 steps = st.builds(StepCount, mode=st.just("dense"), rows=st.integers(1, 1 << 20), loops=st.integers(1, 1 << 10), count=counts)
 
 
-@settings(max_examples=40)
+# Without shrinking: a page is drawn in a tenth of a second, and the first case that fails tells enough.
+@settings(max_examples=40, phases=[p for p in Phase if p is not Phase.shrink])
+@example(-0.0, [samples.phase("a", "", -0.0, -0.0)], [], [])
 @given(numbers, st.lists(phases, max_size=5), st.lists(keys, max_size=4), st.lists(steps, max_size=4))
 def test_whatever_a_record_holds_the_page_is_drawn_within_its_bounds(
     wall: float, spans: list[Any], replays: list[Any], shapes: list[Any]
