@@ -57,7 +57,10 @@ class FallbackCount(_Record, frozen=True, kw_only=True):
 
 
 class StepCount(_Record, frozen=True, kw_only=True):
-    """`count` decode steps of `rows` live rows, each of `loops` loops in `mode`, whatever path they took."""
+    """`count` decode steps of `rows` live rows, each of `loops` loops in `mode`, whatever path they took.
+
+    Steps that a scheduler makes of single programs are not among them: nobody but it knows where they begin.
+    """
 
     mode: str
     rows: Rows

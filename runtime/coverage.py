@@ -32,7 +32,7 @@ class CoverageCounter:
         self._fallbacks[reason, program, mode, rows, path] += count
 
     def step(self, mode: str, rows: int, loops: int) -> None:
-        """A decode step of `rows` live rows and `loops` loops was asked for."""
+        """A decode step of `rows` live rows and `loops` loops was submitted."""
         self._steps[mode, rows, loops] += 1
 
     def clear(self) -> None:

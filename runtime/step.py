@@ -123,8 +123,6 @@ class Steps:
         """
         loops = self.loops(depth)
         parts = _parts(rows, self.geometry.buckets)
-        if rows:
-            self._coverage.step(mode, len(rows), loops)
         if len(parts) > 1:
             self._coverage.fallback(Reason.BUCKET_MISS, "recurrent", mode, len(rows), "split", loops)
         # The planes of skipped loops are filled from the row's position, which advance moves on.
@@ -138,6 +136,8 @@ class Steps:
             for program in ("coda", "sample", *skipped, "advance"):
                 self.run(program, len(part))
             reads.append(self._read_sampled(len(part), logits))
+        if parts:
+            self._coverage.step(mode, len(rows), loops)
         return self._submitted(reads, logits)
 
     def submit_prefill(self, rows: Sequence[RowInput], finished: Sequence[int] = (), *, logits: bool = False) -> Submitted:
