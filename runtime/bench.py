@@ -21,6 +21,7 @@ from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, re
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
 from ouro_build.runtime.load_time import load_time_values
+from ouro_build.runtime.loading import Loading
 from ouro_build.runtime.machine import device_record, probe
 from ouro_build.runtime.paths import NO_CUDA, Choice, WorkerPath, choose_path, torch_has_cuda
 from ouro_build.runtime.pools import Pools
@@ -172,7 +173,7 @@ class _Bench:
     def _opened(self, kv_blocks: int) -> Iterator[Pools]:
         path = replace(self.path, kv_blocks=kv_blocks)
         driver = open_driver(self.device) if path.on_device else None
-        pools = open_pools(self.artifact, path, self.weights, StartupClock(), driver)
+        pools = open_pools(self.artifact, path, Loading(weights=self.weights), StartupClock(), driver)
         try:
             yield pools
         finally:

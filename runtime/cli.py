@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import click
 import msgspec
 import numpy as np
 
 from ouro_build.artifacts.console import Output, run
-from ouro_build.artifacts.errors import OutputError, UsageError
-from ouro_build.artifacts.records import encode_record
+from ouro_build.artifacts.errors import ArtifactError, OutputError, UsageError
+from ouro_build.artifacts.records import CoverageRecord, decode_record, encode_record
 from ouro_build.artifacts.sizes import SIZE
 from ouro_build.runtime.bench_cli import bench
+from ouro_build.runtime.entry import Start
+from ouro_build.runtime.loading import Verification
 from ouro_build.runtime.paths import Choice
 from ouro_build.runtime.selftest import SelfTest, self_test
 from ouro_build.runtime.startup import StartupClock
@@ -46,6 +48,18 @@ def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--memory", type=SIZE, help="All that the worker may hold on the device, e.g. 24GiB."),
         click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="CUDA device number."),
         click.option("--max-requests", type=click.IntRange(min=1), help="Requests that run at once.  [default: as built]"),
+        click.option(
+            "--verify",
+            type=click.Choice(("full", "fast")),
+            default="full",
+            show_default=True,
+            help="full: every byte. fast: all sizes, and the digests of all but the weights.",
+        ),
+        click.option(
+            "--coverage-in",
+            type=click.Path(path_type=Path),
+            help="A record of --coverage-out: the graphs that it saw most are restored first.",
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
     ):
         command = option(command)
@@ -53,6 +67,7 @@ def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cli.command("run")
+@click.pass_obj
 @_loading_options
 @click.option("--prompt", "texts", multiple=True, metavar="TEXT", help="A prompt as text; may be repeated.")
 @click.option(
@@ -73,6 +88,7 @@ def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--startup-out", type=click.Path(path_type=Path), help="Write where start-up time went here, as JSON.")
 def run_command(
+    start: Start | None,
     artifact: Path,
     texts: tuple[str, ...],
     prompt_ids: Path | None,
@@ -87,16 +103,20 @@ def run_command(
     memory: int | None,
     device: int,
     max_requests: int | None,
+    verify: Verification,
+    coverage_in: Path | None,
     as_json: bool,
 ) -> None:
     """Continue prompts greedily; print a text a prompt, or its token ids where there is no tokenizer."""
-    clock = StartupClock()
+    clock = StartupClock() if start is None else start.clock
     prompts = _prompts(texts, prompt_ids)
     feed = _id_lists(feed_ids, "--feed-ids") if feed_ids else []
     if feed and len(feed) != len(prompts):
         raise UsageError(f"{len(feed)} lists for {len(prompts)} prompts", where=f"--feed-ids {feed_ids}")
     for flag, path in (("--logits", logits), ("--coverage-out", coverage_out), ("--startup-out", startup_out)):
         _check_writable(flag, path)
+    coverage = _coverage(coverage_in)
+    clock.until_now("arguments")
     with load(
         artifact,
         executor=executor,
@@ -104,7 +124,10 @@ def run_command(
         memory=memory,
         device=device,
         max_requests=max_requests,
+        verify=verify,
+        coverage=coverage,
         clock=clock,
+        opening=None if start is None else start.opening,
     ) as worker:
         outputs = worker.generate(prompts, max_tokens, ignore_eos=ignore_eos, feed=feed, logits=logits is not None)
         if logits is not None:
@@ -119,11 +142,13 @@ def run_command(
 
 
 @cli.command("selftest")
+@click.pass_obj
 @_loading_options
-def selftest_command(artifact: Path, as_json: bool, **options: Any) -> int:
+def selftest_command(start: Start | None, artifact: Path, coverage_in: Path | None, as_json: bool, **options: Any) -> int:
     """Decode the oracle, the prompt whose answer the build recorded, and compare; exit 1 if a clear choice differs."""
     out = Output(json=as_json)
-    with load(artifact, **options) as worker:
+    clock, opening = (None, None) if start is None else start
+    with load(artifact, coverage=_coverage(coverage_in), clock=clock, opening=opening, **options) as worker:
         seen = self_test(worker)
         _tell(out, worker)
     out.data({**msgspec.to_builtins(seen), "passed": seen.passed}, lambda _: _verdict(seen))
@@ -143,6 +168,17 @@ def _id_lists(path: Path, flag: str) -> list[list[int]]:
         raise UsageError(f"cannot be read: {error.strerror}", where=f"{flag} {path}") from error
     except msgspec.MsgspecError as error:
         raise UsageError(f"not a JSON list of lists of token ids: {error}", where=f"{flag} {path}") from error
+
+
+def _coverage(path: Path | None) -> CoverageRecord | None:
+    if path is None:
+        return None
+    try:
+        return decode_record(path.read_bytes(), CoverageRecord, str(path))
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=f"--coverage-in {path}") from error
+    except ArtifactError as error:
+        raise UsageError(error.what, where=f"--coverage-in {path}") from error
 
 
 def _check_writable(flag: str, path: Path | None) -> None:
@@ -208,9 +244,9 @@ def _verdict(seen: SelfTest) -> str:
     return f"self-test {verdict}: {seen.clear} clear choices of {seen.tokens} tokens, by {seen.executor}"
 
 
-def main() -> None:
-    """Entry point."""
-    run(cli)
+def main(start: Start | None = None) -> NoReturn:
+    """Run the command line; `start` is what the entry point has begun already."""
+    run(cli, obj=start)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from ouro_build.runtime.memory import ALIGNMENT, check_range
 BANK = 4 << 20
 """Bytes of one staging bank."""
 BANKS = 4
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no implicit ordering with the legacy default stream
+NON_BLOCKING = 1  # CU_STREAMNON_BLOCKING: no implicit ordering with the legacy default stream
 _DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING: the cheap kind of event
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 
@@ -34,7 +34,7 @@ class Staging:
         self._bytes = pinned(driver, bank * banks, resources)
         self._address = int(self._bytes.ctypes.data)
         self._bank = bank
-        self._events = [_event(driver, resources) for _ in range(banks)]
+        self._events = [make_event(driver, resources) for _ in range(banks)]
         self._pending = [False] * banks
         self._current = 0
         self._used = 0
@@ -98,7 +98,7 @@ class Landing:
         self._driver = driver
         self._stream = stream
         self._slots = pinned(driver, slot * slots, resources).reshape(slots, slot)
-        self._events = [_event(driver, resources) for _ in range(slots)]
+        self._events = [make_event(driver, resources) for _ in range(slots)]
         self._pieces: list[_Landed | None] = [None] * slots
         self._next = 0
         resources.callback(self._drop)
@@ -152,7 +152,7 @@ class DeviceMemory:
         self._sizes = dict(sizes)
         self._bases: dict[Pool, int] = {}
         with ExitStack() as resources:
-            self.stream = driver.call("cuStreamCreate", _NON_BLOCKING, doing="creating the stream")
+            self.stream = driver.call("cuStreamCreate", NON_BLOCKING, doing="creating the stream")
             resources.callback(driver.release, "cuStreamDestroy", self.stream)
             for pool, size in sizes.items():
                 if size:
@@ -211,10 +211,11 @@ def pinned(driver: Driver, size: int, resources: ExitStack) -> NDArray[np.uint8]
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(int(address)))
 
 
-def _event(driver: Driver, resources: ExitStack) -> object:
-    event: object = driver.call("cuEventCreate", _DISABLE_TIMING, doing="creating an event")
-    resources.callback(driver.release, "cuEventDestroy", event)
-    return event
+def make_event(driver: Driver, resources: ExitStack) -> object:
+    """An event without timing, given back when `resources` closes."""
+    made: object = driver.call("cuEventCreate", _DISABLE_TIMING, doing="creating an event")
+    resources.callback(driver.release, "cuEventDestroy", made)
+    return made
 
 
 def _allocate(driver: Driver, pool: Pool, size: int, resources: ExitStack) -> int:

@@ -24,7 +24,7 @@ from ouro_build.runtime.dispatch import Dispatcher
 from ouro_build.runtime.driver import Driver
 from ouro_build.runtime.engine import Engine, FinishReason, Request
 from ouro_build.runtime.executor import ExecutorName
-from ouro_build.runtime.host_pools import open_host_pools
+from ouro_build.runtime.loading import Loading, Verification
 from ouro_build.runtime.machine import describe
 from ouro_build.runtime.memory import Memory
 from ouro_build.runtime.opening import OpeningDriver
@@ -32,11 +32,15 @@ from ouro_build.runtime.paths import Choice, WorkerPath, choose_path
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.step import Steps
+from ouro_build.runtime.upload import FileUpload
+from ouro_build.runtime.weights import begin_upload
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Prompt = str | Sequence[int]
+LOAD = "load"
+"""The phase of start-up in which a worker is loaded."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,15 @@ class Worker:
     One thread may use a worker, the one that loaded it: CUDA's context is current there.
     """
 
-    def __init__(self, artifact: Artifact, path: WorkerPath, pools: Pools, clock: StartupClock, max_requests: int) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        path: WorkerPath,
+        pools: Pools,
+        clock: StartupClock,
+        max_requests: int,
+        tokenizer: Tokenizer | None,
+    ) -> None:
         self.artifact = artifact
         self.path = path
         self.max_requests = max_requests
@@ -70,7 +82,7 @@ class Worker:
         self._pools = pools
         self._clock = clock
         self._coverage = CoverageCounter()
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer = tokenizer
         manifest = artifact.manifest
         missing = dict.fromkeys(pools.failures, Reason.GRAPH_RESTORE_FAILED)
         self.steps = Steps(
@@ -135,14 +147,13 @@ class Worker:
         """Token ids of a prompt. Raises RequestError for text that is none, or if the artifact carries no tokenizer."""
         if not isinstance(prompt, str):
             return list(prompt)
-        tokenizer = self._load_tokenizer()
-        if tokenizer is None:
+        if self._tokenizer is None:
             raise RequestError("the artifact carries no tokenizer", hint="Give token ids: --prompt-ids FILE.json")
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the prompt is not Unicode text: {error.reason} at character {error.start}") from error
-        return list(tokenizer.encode(prompt).ids)
+        return list(self._tokenizer.encode(prompt).ids)
 
     def coverage(self) -> CoverageRecord:
         """What ran by graphs and what did not, so far; its `share` is that of decoded rows served by whole graphs."""
@@ -171,20 +182,7 @@ class Worker:
         return Output(request.ids, text, request.finish_reason, depths, request.logits)
 
     def _decode(self, ids: list[int]) -> str | None:
-        tokenizer = self._load_tokenizer()
-        return None if tokenizer is None else str(tokenizer.decode(ids))
-
-    def _load_tokenizer(self) -> Tokenizer | None:
-        raw = self.artifact.tokenizer() if self._tokenizer is None else None
-        if raw is not None:
-            from tokenizers import Tokenizer
-
-            try:
-                self._tokenizer = Tokenizer.from_buffer(raw)
-            except Exception as error:  # the library raises plain exceptions
-                hint = "Install a newer version of the package tokenizers, or build the artifact again."
-                raise ArtifactError(f"cannot be read: {error}", where=TOKENIZER, hint=hint) from error
-        return self._tokenizer
+        return None if self._tokenizer is None else str(self._tokenizer.decode(ids))
 
 
 def load(
@@ -195,35 +193,65 @@ def load(
     memory: int | None = None,
     device: int = 0,
     max_requests: int | None = None,
+    verify: Verification = "full",
+    coverage: CoverageRecord | None = None,
     clock: StartupClock | None = None,
+    opening: OpeningDriver | None = None,
 ) -> Worker:
     """Open, check and load the artifact at `path` and make every graph ready.
 
     `executor` forces a path; `auto` takes graphs on a GPU that fits and the reference elsewhere. `weights` says where an
     artifact without weights takes them from: a checkpoint folder, a packed file, or `preset:NAME`. `memory` is all that
     the worker may hold on the device, in bytes; `max_requests` how many requests run at once, at most what was built.
+    `verify`: `full` checks every byte, `fast` leaves the weights unchecked. `coverage` is a record of such work as is to come:
+    graphs that it saw most are restored first. `opening` is CUDA device `device`, being opened already; it is taken over.
 
     Raises ArtifactError for a damaged artifact, FitError for one that does not fit this machine, UsageError for values
     that cannot be, CheckpointError for weights that are not the artifact's, DeviceError if the device fails.
     """
     clock = clock or StartupClock()
+    loading = Loading(weights=weights, verify=verify, coverage=coverage)
     with ExitStack() as undo:
-        with clock.phase("load"):
-            opening = OpeningDriver(device, clock)
+        if opening is not None:
             undo.callback(opening.close)
+        with clock.phase(LOAD):
+            if opening is None or opening.device != device:
+                opening = OpeningDriver(device, clock)
+                undo.callback(opening.close)
             with clock.phase("open and verify"):
                 artifact = open_artifact(Path(path), "all_but_weights")
+            with clock.phase("begin weights"):
+                upload = begin_upload(artifact, loading, clock, LOAD)
+                if upload is not None:
+                    undo.callback(upload.close)
+            with clock.phase("tokenizer"):  # while CUDA starts
+                tokenizer = load_tokenizer(artifact)
             built = artifact.manifest.geometry.max_requests
             if max_requests is not None and not 1 <= max_requests <= built:
                 raise UsageError(f"{max_requests} is outside 1 … {built}, what was built", where="--max-requests")
             with clock.phase("wait for device"):
                 driver, machine = _opened(opening)
-            chosen = choose_path(artifact.manifest, machine, executor, memory)
-            opened = open_pools(artifact, chosen, weights, clock, driver)
+                chosen = choose_path(artifact.manifest, machine, executor, memory)
+            opened = open_pools(artifact, chosen, loading, clock, driver, upload)
             undo.callback(opened.close)
-            worker = Worker(artifact, chosen, opened, clock, max_requests or built)
+            with clock.phase("ready"):
+                worker = Worker(artifact, chosen, opened, clock, max_requests or built, tokenizer)
         undo.pop_all()
         return worker
+
+
+def load_tokenizer(artifact: Artifact) -> Tokenizer | None:
+    """The artifact's tokenizer, if it has one. Raises ArtifactError if the library cannot read it."""
+    raw = artifact.tokenizer()
+    if raw is None:
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_buffer(raw)
+    except Exception as error:  # the library raises plain exceptions
+        hint = "Install a newer version of the package tokenizers, or build the artifact again."
+        raise ArtifactError(f"cannot be read: {error}", where=TOKENIZER, hint=hint) from error
 
 
 def _opened(opening: OpeningDriver) -> tuple[Driver | None, Machine]:
@@ -234,12 +262,23 @@ def _opened(opening: OpeningDriver) -> tuple[Driver | None, Machine]:
     return driver, describe(driver)
 
 
-def open_pools(artifact: Artifact, path: WorkerPath, weights: str | None, clock: StartupClock, driver: Driver | None) -> Pools:
-    """The pools of `path` with its executors, on the device or on the host. Takes `driver` over."""
+def open_pools(
+    artifact: Artifact,
+    path: WorkerPath,
+    loading: Loading,
+    clock: StartupClock,
+    driver: Driver | None,
+    upload: FileUpload | None = None,
+) -> Pools:
+    """The pools of `path` with its executors, on the device or on the host. Takes `driver` and `upload` over."""
     if driver is not None and path.on_device:
         from ouro_build.runtime.device_pools import open_device_pools
 
-        return open_device_pools(artifact, path, weights, clock, driver)
+        return open_device_pools(artifact, path, loading, clock, driver, upload)
+    from ouro_build.runtime.host_pools import open_host_pools
+
+    if upload is not None:
+        upload.close()  # the reference maps the file for itself, and pages that it never uses are never read
     if driver is not None:
         driver.close()  # its context would hold device memory that nothing here uses
-    return open_host_pools(artifact, path, weights, clock)
+    return open_host_pools(artifact, path, loading, clock)
