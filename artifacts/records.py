@@ -233,10 +233,10 @@ class BenchRecord(_Record, frozen=True, kw_only=True):
         return all(check.right for check in self.checks)
 
 
-AnyRecord = TypeVar("AnyRecord", CoverageRecord, StartupRecord, ObservedRecord, BenchRecord)
+AnyRecord = TypeVar("AnyRecord", bound=msgspec.Struct)
 
 
-def encode_record(record: CoverageRecord | StartupRecord | ObservedRecord | BenchRecord) -> bytes:
+def encode_record(record: msgspec.Struct) -> bytes:
     """The record as one line of JSON."""
     return msgspec.json.encode(record) + b"\n"
 

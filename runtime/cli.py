@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import click
 import msgspec
 import numpy as np
 
 from ouro_build.artifacts.console import Output, run
-from ouro_build.artifacts.errors import ArtifactError, OutputError, UsageError
+from ouro_build.artifacts.errors import ArtifactError, UsageError
 from ouro_build.artifacts.records import CoverageRecord, decode_record, encode_record
 from ouro_build.artifacts.sizes import SIZE
 from ouro_build.runtime.bench_cli import bench
 from ouro_build.runtime.entry import Start
 from ouro_build.runtime.loading import Verification
+from ouro_build.runtime.outputs import check_writable, write_output
 from ouro_build.runtime.paths import Choice
 from ouro_build.runtime.selftest import SelfTest, self_test
 from ouro_build.runtime.startup import StartupClock
@@ -114,7 +115,7 @@ def run_command(
     if feed and len(feed) != len(prompts):
         raise UsageError(f"{len(feed)} lists for {len(prompts)} prompts", where=f"--feed-ids {feed_ids}")
     for flag, path in (("--logits", logits), ("--coverage-out", coverage_out), ("--startup-out", startup_out)):
-        _check_writable(flag, path)
+        check_writable(flag, path)
     coverage = _coverage(coverage_in)
     clock.until_now("arguments")
     with load(
@@ -131,11 +132,11 @@ def run_command(
     ) as worker:
         outputs = worker.generate(prompts, max_tokens, ignore_eos=ignore_eos, feed=feed, logits=logits is not None)
         if logits is not None:
-            _write(logits, _encode_logits(outputs))
+            write_output(logits, _encode_logits(outputs))
         if coverage_out is not None:
-            _write(coverage_out, encode_record(worker.coverage()))
+            write_output(coverage_out, encode_record(worker.coverage()))
         if startup_out is not None:
-            _write(startup_out, encode_record(worker.startup()))
+            write_output(startup_out, encode_record(worker.startup()))
         out = Output(json=as_json)
         out.data(_result(worker, outputs), lambda _: _drawn(outputs))
         _tell(out, worker)
@@ -181,39 +182,11 @@ def _coverage(path: Path | None) -> CoverageRecord | None:
         raise UsageError(error.what, where=f"--coverage-in {path}") from error
 
 
-def _check_writable(flag: str, path: Path | None) -> None:
-    """Refuse a place that cannot be written before the run whose results would be lost with it."""
-    if path is None:
-        return
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        what = "is a folder" if path.is_dir() else "the folder it is to be in does not exist"
-        raise UsageError(what, where=f"{flag} {path}", hint="Name a file in a folder that exists.")
-
-
 def _encode_logits(outputs: list[Generated]) -> bytes:
     # Not the library's save_file: that replaces what is at the path, a device or a link too.
     from safetensors.numpy import save
 
     return save({str(i): np.stack(o.logits) for i, o in enumerate(outputs)})
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write all of `data`, or leave no part of it. Raises OutputError."""
-    try:
-        with path.open("wb") as file:
-            _fill(file, path, data)
-    except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror}", where=str(path)) from error
-
-
-def _fill(file: BinaryIO, path: Path, data: bytes) -> None:
-    try:
-        file.write(data)
-        file.flush()
-    except OSError:
-        if path.is_file():
-            path.unlink(missing_ok=True)
-        raise
 
 
 def _result(worker: Worker, outputs: list[Generated]) -> dict[str, Any]:

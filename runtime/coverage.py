@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.records import CoverageRecord, FallbackCount, KeyCount, Reason
@@ -24,6 +25,15 @@ class CoverageCounter:
     def fallback(self, reason: Reason, program: str, mode: str, rows: int, path: str, count: int = 1) -> None:
         """`rows` rows took `path` instead of one graph, `count` times."""
         self._fallbacks[reason, program, mode, rows, path] += count
+
+    def add(self, record: CoverageRecord) -> None:
+        """Count what `record` counted."""
+        for k in record.keys:
+            counts = self._replays[ProgramKey(k.program, k.bucket, k.mode, k.variant)]
+            counts[0] += k.replays
+            counts[1] += k.live_rows
+        for f in record.fallbacks:
+            self.fallback(f.reason, f.program, f.mode, f.rows, f.path, f.count)
 
     def clear(self) -> None:
         """Forget what was counted."""
@@ -50,3 +60,11 @@ class CoverageCounter:
             for (reason, program, mode, rows, path), count in ordered
         ]
         return CoverageRecord(keys=tuple(keys), fallbacks=tuple(fallbacks))
+
+
+def merged(records: Iterable[CoverageRecord]) -> CoverageRecord:
+    """The counts of all `records` together."""
+    counter = CoverageCounter()
+    for record in records:
+        counter.add(record)
+    return counter.record()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,11 +125,10 @@ class Worker:
         with no output.
         """
         began = time.monotonic()
-        first_token = partial(self._clock.first_token, began)
         loops = self.steps.loops(depth)
         if len(feed) > len(prompts):
             raise RequestError(f"{len(feed)} lists of tokens to feed, {len(prompts)} prompts")
-        engine = Engine(self.steps, self._pools.kv_blocks, self.max_requests, loops, first_token)
+        engine = self.engine(depth, lambda _: self._clock.first_token(began))
         stop = frozenset() if ignore_eos else frozenset(self.artifact.manifest.stop_ids)
         requests = [
             Request(self.encode(p), max_tokens, stop, feed[i] if i < len(feed) else (), logits) for i, p in enumerate(prompts)
@@ -142,6 +140,13 @@ class Worker:
                 raise RequestError(error.what, where=f"prompt {at}", hint=error.hint) from error
         engine.run()
         return [self._output(r, loops) for r in requests]
+
+    def engine(
+        self, depth: int | None = None, on_tokens: Callable[[Sequence[Request]], None] = lambda requests: None
+    ) -> Engine:
+        """A scheduler over all of the worker's slots and KV blocks: one at a time. See `Engine`."""
+        loops = self.steps.loops(depth)
+        return Engine(self.steps, self._pools.kv_blocks, self.max_requests, loops, on_tokens)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises RequestError for text that is none, or if the artifact carries no tokenizer."""
@@ -158,6 +163,10 @@ class Worker:
     def coverage(self) -> CoverageRecord:
         """What ran by graphs and what did not, so far; its `share` is that of decoded rows served by whole graphs."""
         return self._coverage.record()
+
+    def clear_coverage(self) -> None:
+        """Count from nothing again."""
+        self._coverage.clear()
 
     def startup(self) -> StartupRecord:
         """Start-up up to the first token."""

@@ -19,6 +19,9 @@ from typing import Any
 
 import cuda.bindings.driver as real
 import numpy as np
+import pytest
+
+from ouro_build.artifacts.reader import Artifact
 
 _MAGIC = b"FAKE CUBIN "
 _DEFAULT_SHARED = 48 << 10
@@ -27,6 +30,17 @@ _DEFAULT_SHARED = 48 << 10
 def cubin(function: str, parameters: tuple[tuple[int, int], ...]) -> bytes:
     """An image that the fake loads: one kernel with (offset, size) parameters."""
     return _MAGIC + json.dumps({"function": function, "parameters": parameters}).encode()
+
+
+def fake_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every artifact have images that the fake loads."""
+    read = Artifact.read
+
+    def image(self: Artifact, path: str) -> bytes:
+        records = (r for target in self.manifest.targets for r in target.images if r.path == path)
+        return next((cubin(r.function, r.parameters) for r in records), None) or read(self, path)
+
+    monkeypatch.setattr(Artifact, "read", image)
 
 
 class Fault(Exception):
