@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 import numpy as np
@@ -144,28 +145,33 @@ class DeviceMemory:
     """The pools of one worker on a device. One thread at a time may use it.
 
     Everything is allocated here: device memory by `sizes` (bytes a pool), a ring of pinned banks each way, and the stream. If
-    any of it fails, all of it is given back. `allocated` is the device bytes taken.
+    any of it fails, all of it is given back. `allocated` is the device bytes taken. `given` are addresses of pools that
+    belong to someone else: they are used, and not given back.
     """
 
-    def __init__(self, driver: Driver, sizes: dict[Pool, int], *, bank: int = BANK, banks: int = BANKS) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        sizes: Mapping[Pool, int],
+        *,
+        given: Mapping[Pool, int] | None = None,
+        bank: int = BANK,
+        banks: int = BANKS,
+    ) -> None:
         self.driver = driver
         self._sizes = dict(sizes)
-        self._bases: dict[Pool, int] = {}
+        self._bases = dict(given or {})
+        self.allocated = sum(size for pool, size in sizes.items() if pool not in self._bases)
         with ExitStack() as resources:
             self.stream = driver.call("cuStreamCreate", NON_BLOCKING, doing="creating the stream")
             resources.callback(driver.release, "cuStreamDestroy", self.stream)
             for pool, size in sizes.items():
-                if size:
+                if size and pool not in self._bases:
                     self._bases[pool] = _allocate(driver, pool, size, resources)
             self._staging = Staging(driver, self.stream, resources, bank, banks)
             self._landing = Landing(driver, self.stream, resources, bank, banks)
             resources.callback(driver.release, "cuStreamSynchronize", self.stream)  # before the rest is given back
             self._resources = resources.pop_all()
-
-    @property
-    def allocated(self) -> int:
-        """Bytes of device memory that the pools take."""
-        return sum(self._sizes[pool] for pool in self._bases)
 
     def base(self, pool: Pool) -> int:
         return self._bases.get(pool, 0)

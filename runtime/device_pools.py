@@ -39,7 +39,10 @@ def open_device_pools(
     closes both. After this nothing is allocated on the device, and every byte of the weights has been checked if it was to be.
     """
     manifest, target = artifact.manifest, path.target
+    given = loading.given
     with ExitStack() as resources:
+        if given is not None:
+            resources.callback(given.release)
         resources.callback(driver.close)
         upload = upload or begin_upload(artifact, loading, clock, clock.current)
         if upload is not None:
@@ -48,7 +51,7 @@ def open_device_pools(
         with clock.phase("pools") as phase:
             machine = describe(driver)
             sizes = pool_sizes(target.memory, path.kv_blocks)
-            memory = DeviceMemory(driver, sizes)
+            memory = DeviceMemory(driver, sizes, given=None if given is None else given.addresses(driver, sizes))
             resources.callback(memory.close)
             phase.bytes = memory.allocated
         if upload is not None:
@@ -65,7 +68,7 @@ def open_device_pools(
             memory.synchronize()
             memory.seal()
             held = machine.available - describe(driver).memory_free
-        notes = _memory_notes(held, target.memory.reserve + sum(sizes.values()))
+        notes = _memory_notes(held, target.memory.reserve + memory.allocated)
         kept = resources.pop_all()
     failures = executors[0].failures if isinstance(executors[0], GraphExecutor) else {}
     return Pools(index, memory, path.kv_blocks, executors, failures, kept.close, notes)

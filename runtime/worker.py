@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ouro_build.artifacts.errors import ArtifactError, NoDeviceError, RequestError, UsageError
 from ouro_build.artifacts.fit import Machine
+from ouro_build.artifacts.manifest import Manifest
 from ouro_build.artifacts.plan import Pool
 from ouro_build.artifacts.reader import TOKENIZER, Artifact, open_artifact
 from ouro_build.artifacts.records import CoverageRecord, Reason, StartupRecord
@@ -36,6 +39,8 @@ from ouro_build.runtime.weights import begin_upload
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from ouro_build.runtime.given_memory import GivenMemory
 
 Prompt = str | Sequence[int]
 LOAD = "load"
@@ -204,6 +209,7 @@ def load(
     max_requests: int | None = None,
     verify: Verification = "full",
     coverage: CoverageRecord | None = None,
+    pools: Mapping[Pool | str, object] | None = None,
     clock: StartupClock | None = None,
     opening: OpeningDriver | None = None,
 ) -> Worker:
@@ -213,18 +219,26 @@ def load(
     artifact without weights takes them from: a checkpoint folder, a packed file, or `preset:NAME`. `memory` is all that
     the worker may hold on the device, in bytes; `max_requests` how many requests run at once, at most what was built.
     `verify`: `full` checks every byte, `fast` leaves the weights unchecked. `coverage` is a record of such work as is to come:
-    graphs that it saw most are restored first. `opening` is CUDA device `device`, being opened already; it is taken over.
+    graphs that it saw most are restored first. `pools` are device memory that the process owns already, a pool each by name:
+    (address, bytes), a DLPack capsule or an object with `__dlpack__`; `given_memory` says who owns it when. `opening` is
+    CUDA device `device`, being opened already; it is taken over.
 
     Raises ArtifactError for a damaged artifact, FitError for one that does not fit this machine, UsageError for values
     that cannot be, CheckpointError for weights that are not the artifact's, DeviceError if the device fails.
     """
     clock = clock or StartupClock()
-    loading = Loading(weights=weights, verify=verify, coverage=coverage)
     with ExitStack() as undo:
+        given = _given(pools)
+        if given is not None:
+            undo.callback(given.release)
+        loading = Loading(weights=weights, verify=verify, coverage=coverage, given=given)
         if opening is not None:
             undo.callback(opening.close)
         with clock.phase(LOAD):
-            if opening is None or opening.device != device:
+            if opening is not None and opening.device != device:
+                opening.close()
+                opening = None
+            if opening is None:
                 opening = OpeningDriver(device, clock)
                 undo.callback(opening.close)
             with clock.phase("open and verify"):
@@ -240,7 +254,7 @@ def load(
                 raise UsageError(f"{max_requests} is outside 1 … {built}, what was built", where="--max-requests")
             with clock.phase("wait for device"):
                 driver, machine = _opened(opening)
-                chosen = choose_path(artifact.manifest, machine, executor, memory)
+                chosen = _chosen(artifact.manifest, machine, executor, memory, given)
             opened = open_pools(artifact, chosen, loading, clock, driver, upload)
             undo.callback(opened.close)
             with clock.phase("ready"):
@@ -261,6 +275,28 @@ def load_tokenizer(artifact: Artifact) -> Tokenizer | None:
     except Exception as error:  # the library raises plain exceptions
         hint = "Install a newer version of the package tokenizers, or build the artifact again."
         raise ArtifactError(f"cannot be read: {error}", where=TOKENIZER, hint=hint) from error
+
+
+def _given(pools: Mapping[Pool | str, object] | None) -> GivenMemory | None:
+    if not pools:
+        return None
+    from ouro_build.runtime.given_memory import GivenMemory
+
+    return GivenMemory(pools)
+
+
+def _chosen(
+    manifest: Manifest, machine: Machine, executor: Choice, memory: int | None, given: GivenMemory | None
+) -> WorkerPath:
+    """The path; what is given counts as free, and a given KV pool decides how many blocks there are."""
+    if given is None:
+        return choose_path(manifest, machine, executor, memory)
+    chosen = choose_path(manifest, replace(machine, memory_free=machine.memory_free + given.bytes), executor, memory)
+    if not chosen.on_device:
+        raise UsageError("device memory is given, and the worker would run on the host", where="pools", hint="Give none.")
+    plan = chosen.target.memory
+    least = min(plan.kv_blocks, manifest.geometry.table_width)
+    return dataclasses.replace(chosen, kv_blocks=given.kv_blocks(plan, chosen.kv_blocks, least))
 
 
 def _opened(opening: OpeningDriver) -> tuple[Driver | None, Machine]:

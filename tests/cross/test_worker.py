@@ -253,3 +253,16 @@ def test_a_prompt_that_is_no_unicode_text_is_refused(artifact: Path, monkeypatch
         monkeypatch.setattr(worker, "_tokenizer", Tokenizer(BPE()))
         with pytest.raises(RequestError, match="not Unicode text"):
             worker.generate(["a\udcff"], 1)
+
+
+def test_a_coverage_record_orders_graphs_and_is_read_strictly(
+    artifact: Path, prompts: tuple[Path, list[dict[str, list[int]]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, record = prompts[0], tmp_path / "c.json"
+    arguments = ["run", str(artifact), "--prompt-ids", str(file), "--max-tokens", "1"]
+    assert exit_code(cli, [*arguments, "--coverage-in", str(record)]) == 2
+    assert "--coverage-in" in capsys.readouterr().err
+    record.write_text("{}")
+    assert exit_code(cli, [*arguments, "--coverage-in", str(record)]) == 2
+    assert exit_code(cli, [*arguments, "--coverage-out", str(record)]) == 0
+    assert exit_code(cli, [*arguments, "--coverage-in", str(record), "--verify", "fast"]) == 0

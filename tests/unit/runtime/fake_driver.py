@@ -100,6 +100,7 @@ class FakeDriver:
     def __init__(self, *, bindings: int = 13, devices: int = 1, memory: int = 1 << 30, register: bool = True) -> None:
         self.lock = threading.RLock()
         self.devices, self.memory, self.register = devices, memory, register
+        self.owner = 0  # the device that all memory says it is on
         self.taken = 0  # bytes of device memory that something else than `allocations` holds
         self.calls: Counter[str] = Counter()
         self.executed: list[Node] = []
@@ -253,6 +254,18 @@ class FakeDriver:
         address, self._next_address = self._next_address, self._next_address + -(-size // 512) * 512 + 512
         self.allocations[address] = np.full(size, 0xA5, np.uint8)
         return real.CUdeviceptr(address)
+
+    @function(1)
+    def cuPointerGetAttribute(self, attribute: Any, address: int) -> int:
+        self.view(int(address), 1)
+        kinds = real.CUpointer_attribute
+        answers = {kinds.CU_POINTER_ATTRIBUTE_MEMORY_TYPE: 2, kinds.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: self.owner}
+        return answers[attribute]
+
+    @function()
+    def cuCtxSynchronize(self) -> None:
+        for stream in [o for o in self.objects.values() if isinstance(o, Stream)]:
+            stream.run(None)
 
     @function()
     def cuMemFree(self, address: Any) -> None:

@@ -82,6 +82,58 @@ def test_what_cannot_be_opened_is_raised_where_it_is_waited_for(
     assert api.live() == {}
 
 
+class Library:
+    """libcuda, as far as a context is held with it. `fails` is the function that returns an error."""
+
+    def __init__(self, fails: str) -> None:
+        self.calls: list[str] = []
+        self._fails = fails
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*_: object) -> int:
+            self.calls.append(name)
+            return 100 if name == self._fails else 0
+
+        return call
+
+
+@pytest.mark.parametrize("fails", ["", "cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "library"])
+def test_the_context_is_made_before_the_bindings_are_there(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    library = Library(fails)
+
+    def found(name: str) -> Library:
+        if fails == "library":
+            raise OSError("no such file")
+        assert name == "libcuda.so.1"
+        return library
+
+    monkeypatch.setattr("ctypes.CDLL", found)
+    made = [] if fails == "library" else ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]
+    made = made[: made.index(fails) + 1] if fails in made else made
+    held: list[list[str]] = []
+    api = FakeDriver()
+    use(monkeypatch, api, lambda: held.append(list(library.calls)))
+    started = OpeningDriver(0, StartupClock(0.0), early=True)
+    started.result()
+    started.close()
+    assert held == [made], "all of it before the driver is opened the ordinary way"
+    assert library.calls == ([*made, "cuDevicePrimaryCtxRelease_v2"] if not fails else made)
+    assert api.live() == {}
+
+
+def test_a_worker_takes_over_the_device_that_is_opening_if_it_is_the_one(
+    artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "Steps", lambda *_: None)
+    api.devices = 2
+    for device, opened in ((0, 1), (1, 2)):
+        before = api.calls["cuInit"]
+        started = OpeningDriver(0, StartupClock(0.0))
+        worker.load(artifact, device=device, opening=started).close()
+        assert api.calls["cuInit"] == before + opened
+        assert api.live() == {}
+
+
 def test_a_worker_loads_while_cuda_starts(artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA waits here until the artifact is open."""
     verified = threading.Event()
