@@ -24,12 +24,12 @@ from ouro_build.runtime.load_time import load_time_values
 from ouro_build.runtime.loading import Loading
 from ouro_build.runtime.machine import device_record, probe
 from ouro_build.runtime.paths import NO_CUDA, Choice, WorkerPath, choose_path, torch_has_cuda
+from ouro_build.runtime.placing import open_pools
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.scenes import blocks_needed
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.timing import median_ms
 from ouro_build.runtime.trial import Compared, Trial
-from ouro_build.runtime.worker import open_pools
 
 CHECKED = ("recurrent", "coda")
 """Programs that are tried in every arrangement of live rows."""

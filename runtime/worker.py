@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,35 +11,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ouro_build.artifacts.errors import ArtifactError, NoDeviceError, RequestError, UsageError
-from ouro_build.artifacts.fit import Machine
-from ouro_build.artifacts.manifest import Manifest
+from ouro_build.artifacts.errors import RequestError, UsageError
 from ouro_build.artifacts.plan import Pool
-from ouro_build.artifacts.reader import TOKENIZER, Artifact, open_artifact
+from ouro_build.artifacts.reader import Artifact, open_artifact
 from ouro_build.artifacts.records import CoverageRecord, Reason, StartupRecord
 from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.dispatch import Dispatcher
-from ouro_build.runtime.driver import Driver
 from ouro_build.runtime.engine import Engine, FinishReason, Request
 from ouro_build.runtime.executor import ExecutorName
 from ouro_build.runtime.loading import Loading, Verification
-from ouro_build.runtime.machine import describe
 from ouro_build.runtime.memory import Memory
 from ouro_build.runtime.opening import OpeningDriver
-from ouro_build.runtime.paths import Choice, WorkerPath, choose_path
+from ouro_build.runtime.paths import Choice, WorkerPath
+from ouro_build.runtime.placing import choose, given_memory, open_pools, wait_for
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.step import Steps
-from ouro_build.runtime.upload import FileUpload
+from ouro_build.runtime.tokenizer import load_tokenizer
 from ouro_build.runtime.weights import begin_upload
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from ouro_build.runtime.given_memory import GivenMemory
 
 Prompt = str | Sequence[int]
 LOAD = "load"
@@ -228,7 +222,7 @@ def load(
     """
     clock = clock or StartupClock()
     with ExitStack() as undo:
-        given = _given(pools)
+        given = given_memory(pools)
         if given is not None:
             undo.callback(given.release)
         loading = Loading(weights=weights, verify=verify, coverage=coverage, given=given)
@@ -249,81 +243,17 @@ def load(
                     undo.callback(upload.close)
             with clock.phase("tokenizer"):  # while CUDA starts
                 tokenizer = load_tokenizer(artifact)
+            with clock.phase("modules"):  # likewise
+                import ouro_build.runtime.device_pools  # noqa: F401
             built = artifact.manifest.geometry.max_requests
             if max_requests is not None and not 1 <= max_requests <= built:
                 raise UsageError(f"{max_requests} is outside 1 … {built}, what was built", where="--max-requests")
             with clock.phase("wait for device"):
-                driver, machine = _opened(opening)
-                chosen = _chosen(artifact.manifest, machine, executor, memory, given)
+                driver, machine = wait_for(opening)
+                chosen = choose(artifact.manifest, machine, executor, memory, given)
             opened = open_pools(artifact, chosen, loading, clock, driver, upload)
             undo.callback(opened.close)
             with clock.phase("ready"):
                 worker = Worker(artifact, chosen, opened, clock, max_requests or built, tokenizer)
         undo.pop_all()
         return worker
-
-
-def load_tokenizer(artifact: Artifact) -> Tokenizer | None:
-    """The artifact's tokenizer, if it has one. Raises ArtifactError if the library cannot read it."""
-    raw = artifact.tokenizer()
-    if raw is None:
-        return None
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_buffer(raw)
-    except Exception as error:  # the library raises plain exceptions
-        hint = "Install a newer version of the package tokenizers, or build the artifact again."
-        raise ArtifactError(f"cannot be read: {error}", where=TOKENIZER, hint=hint) from error
-
-
-def _given(pools: Mapping[Pool | str, object] | None) -> GivenMemory | None:
-    if not pools:
-        return None
-    from ouro_build.runtime.given_memory import GivenMemory
-
-    return GivenMemory(pools)
-
-
-def _chosen(
-    manifest: Manifest, machine: Machine, executor: Choice, memory: int | None, given: GivenMemory | None
-) -> WorkerPath:
-    """The path; what is given counts as free, and a given KV pool decides how many blocks there are."""
-    if given is None:
-        return choose_path(manifest, machine, executor, memory)
-    chosen = choose_path(manifest, replace(machine, memory_free=machine.memory_free + given.bytes), executor, memory)
-    if not chosen.on_device:
-        raise UsageError("device memory is given, and the worker would run on the host", where="pools", hint="Give none.")
-    plan = chosen.target.memory
-    least = min(plan.kv_blocks, manifest.geometry.table_width)
-    return dataclasses.replace(chosen, kv_blocks=given.kv_blocks(plan, chosen.kv_blocks, least))
-
-
-def _opened(opening: OpeningDriver) -> tuple[Driver | None, Machine]:
-    try:
-        driver = opening.result()
-    except NoDeviceError as error:
-        return None, Machine.absent(error.what)
-    return driver, describe(driver)
-
-
-def open_pools(
-    artifact: Artifact,
-    path: WorkerPath,
-    loading: Loading,
-    clock: StartupClock,
-    driver: Driver | None,
-    upload: FileUpload | None = None,
-) -> Pools:
-    """The pools of `path` with its executors, on the device or on the host. Takes `driver` and `upload` over."""
-    if driver is not None and path.on_device:
-        from ouro_build.runtime.device_pools import open_device_pools
-
-        return open_device_pools(artifact, path, loading, clock, driver, upload)
-    from ouro_build.runtime.host_pools import open_host_pools
-
-    if upload is not None:
-        upload.close()  # the reference maps the file for itself, and pages that it never uses are never read
-    if driver is not None:
-        driver.close()  # its context would hold device memory that nothing here uses
-    return open_host_pools(artifact, path, loading, clock)
