@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import msgspec
@@ -16,7 +16,6 @@ from ouro_build.artifacts.errors import ArtifactError, UsageError
 from ouro_build.artifacts.records import CoverageRecord, decode_record, encode_record
 from ouro_build.artifacts.sizes import SIZE
 from ouro_build.runtime.bench_cli import bench
-from ouro_build.runtime.entry import Start
 from ouro_build.runtime.loading import Verification
 from ouro_build.runtime.outputs import check_writable, write_output
 from ouro_build.runtime.paths import Choice
@@ -24,6 +23,9 @@ from ouro_build.runtime.selftest import SelfTest, self_test
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.worker import Output as Generated
 from ouro_build.runtime.worker import Prompt, Worker, load
+
+if TYPE_CHECKING:
+    from ouro_build.runtime.entry import Start
 
 _EXECUTORS = ("auto", "graph", "launch", "reference")
 
