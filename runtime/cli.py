@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 import msgspec
@@ -15,27 +15,36 @@ from ouro_build.artifacts.console import Output, run
 from ouro_build.artifacts.errors import ArtifactError, UsageError
 from ouro_build.artifacts.records import CoverageRecord, decode_record, encode_record
 from ouro_build.artifacts.sizes import SIZE
-from ouro_build.runtime.bench_cli import bench
 from ouro_build.runtime.loading import Verification
 from ouro_build.runtime.outputs import check_writable, write_output
 from ouro_build.runtime.paths import Choice
 from ouro_build.runtime.selftest import SelfTest, self_test
+from ouro_build.runtime.start import Start
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.worker import Output as Generated
 from ouro_build.runtime.worker import Prompt, Worker, load
 
-if TYPE_CHECKING:
-    from ouro_build.runtime.entry import Start
-
+_BENCH = "bench"
 _EXECUTORS = ("auto", "graph", "launch", "reference")
 
 
-@click.group()
+class _Commands(click.Group):
+    """Loads `bench` only when it is asked for: a worker's start waits for every module."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), _BENCH])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name != _BENCH:
+            return super().get_command(ctx, cmd_name)
+        from ouro_build.runtime.bench_cli import bench
+
+        return bench
+
+
+@click.group(cls=_Commands)
 def cli() -> None:
     """Run artifacts made by ouro-build."""
-
-
-cli.add_command(bench)
 
 
 def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,7 +120,7 @@ def run_command(
     as_json: bool,
 ) -> None:
     """Continue prompts greedily; print a text a prompt, or its token ids where there is no tokenizer."""
-    clock = StartupClock() if start is None else start.clock
+    start = start or Start(StartupClock())
     prompts = _prompts(texts, prompt_ids)
     feed = _id_lists(feed_ids, "--feed-ids") if feed_ids else []
     if feed and len(feed) != len(prompts):
@@ -119,7 +128,7 @@ def run_command(
     for flag, path in (("--logits", logits), ("--coverage-out", coverage_out), ("--startup-out", startup_out)):
         check_writable(flag, path)
     coverage = _coverage(coverage_in)
-    clock.until_now("arguments")
+    start.clock.until_now("arguments")
     with load(
         artifact,
         executor=executor,
@@ -129,8 +138,7 @@ def run_command(
         max_requests=max_requests,
         verify=verify,
         coverage=coverage,
-        clock=clock,
-        opening=None if start is None else start.opening,
+        start=start,
     ) as worker:
         outputs = worker.generate(prompts, max_tokens, ignore_eos=ignore_eos, feed=feed, logits=logits is not None)
         if logits is not None:
@@ -150,8 +158,7 @@ def run_command(
 def selftest_command(start: Start | None, artifact: Path, coverage_in: Path | None, as_json: bool, **options: Any) -> int:
     """Decode the oracle, the prompt whose answer the build recorded, and compare; exit 1 if a clear choice differs."""
     out = Output(json=as_json)
-    clock, opening = (None, None) if start is None else start
-    with load(artifact, coverage=_coverage(coverage_in), clock=clock, opening=opening, **options) as worker:
+    with load(artifact, coverage=_coverage(coverage_in), start=start, **options) as worker:
         seen = self_test(worker)
         _tell(out, worker)
     out.data({**msgspec.to_builtins(seen), "passed": seen.passed}, lambda _: _verdict(seen))

@@ -10,9 +10,9 @@ MOST = 32
 """Threads at most: so many hash faster than any memory here is read."""
 
 
-def spare_cores() -> int:
-    """Cores that this process may use beside the one of the thread that asks; at least 1, at most `MOST`."""
-    return max(1, min(MOST, len(os.sched_getaffinity(0)) - 1))
+def spare_cores(reserved: int = 1) -> int:
+    """Cores that this process may use beside `reserved` ones; at least 1, at most `MOST`."""
+    return max(1, min(MOST, len(os.sched_getaffinity(0)) - reserved))
 
 
 class Workers:

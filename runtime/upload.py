@@ -188,7 +188,7 @@ def _stage_chunk(memory: DeviceMemory, file: WeightsFile, free: SimpleQueue[_Ban
     chunk = file.chunks[at]
     with _taken(free) as bank:
         data = bank.fill(file, chunk)
-        if file.check and not file.by_mapping:
+        if file.check and file.mapped is None:
             file.verify(chunk, data)
         skip = max(0, file.data - chunk.start)
         if skip < len(data):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from ouro_build.artifacts.errors import ArtifactError, UsageError
 from ouro_build.artifacts.manifest import WEIGHTS
 from ouro_build.artifacts.packed_file import PackedFile
 from ouro_build.artifacts.reader import Artifact
+from ouro_build.runtime.chunk_hashes import ChunkHashes
 from ouro_build.runtime.loading import Loading
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.upload import FileUpload
@@ -23,21 +25,28 @@ def embedded_weights(artifact: Artifact) -> PackedFile:
     return PackedFile(artifact.path / WEIGHTS, artifact.manifest.model, ArtifactError)
 
 
-def begin_upload(artifact: Artifact, loading: Loading, clock: StartupClock, parent: str) -> FileUpload | None:
+def begin_upload(
+    artifact: Artifact, loading: Loading, clock: StartupClock, parent: str, hashes: ChunkHashes | None = None
+) -> FileUpload | None:
     """The artifact's own weights, being checked from now on, or only read; None if others are to be loaded.
 
-    What is done is timed beside the phase `parent`.
+    `hashes` are taken over if they are of this very file. What is done is timed beside the phase `parent`.
     """
     weights, check = loading.weights, loading.check_weights
     if weights is not None or not artifact.manifest.weights.embedded:
         return None
+    path = artifact.path / WEIGHTS
+    if hashes is not None and not os.path.samestat(os.fstat(hashes.descriptor), path.stat()):
+        hashes.close()
+        hashes = None
     record, began = artifact.manifest.weights.file, time.monotonic()
     name = "check weights" if check else "read weights"
     file = WeightsFile(
-        artifact.path / WEIGHTS,
+        path,
         embedded_weights(artifact).data_start,
         record,
         check=check,
+        hashes=hashes,
         done=lambda: clock.was_beside(name, parent, began, record.bytes),
     )
     return FileUpload(file, clock, parent)

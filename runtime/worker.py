@@ -27,6 +27,7 @@ from ouro_build.runtime.opening import OpeningDriver
 from ouro_build.runtime.paths import Choice, WorkerPath
 from ouro_build.runtime.placing import choose, given_memory, open_pools, wait_for
 from ouro_build.runtime.pools import Pools
+from ouro_build.runtime.start import Start
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.step import Steps
 from ouro_build.runtime.tokenizer import load_tokenizer
@@ -204,8 +205,7 @@ def load(
     verify: Verification = "full",
     coverage: CoverageRecord | None = None,
     pools: Mapping[Pool | str, object] | None = None,
-    clock: StartupClock | None = None,
-    opening: OpeningDriver | None = None,
+    start: Start | None = None,
 ) -> Worker:
     """Open, check and load the artifact at `path` and make every graph ready.
 
@@ -214,20 +214,20 @@ def load(
     the worker may hold on the device, in bytes; `max_requests` how many requests run at once, at most what was built.
     `verify`: `full` checks every byte, `fast` leaves the weights unchecked. `coverage` is a record of such work as is to come:
     graphs that it saw most are restored first. `pools` are device memory that the process owns already, a pool each by name:
-    (address, bytes), a DLPack capsule or an object with `__dlpack__`; `given_memory` says who owns it when. `opening` is
-    CUDA device `device`, being opened already; it is taken over.
+    (address, bytes), a DLPack capsule or an object with `__dlpack__`; `given_memory` says who owns it when. `start` is
+    what has begun already; it is taken over.
 
     Raises ArtifactError for a damaged artifact, FitError for one that does not fit this machine, UsageError for values
     that cannot be, CheckpointError for weights that are not the artifact's, DeviceError if the device fails.
     """
-    clock = clock or StartupClock()
+    start = start or Start(StartupClock())
+    clock, opening = start.clock, start.opening
     with ExitStack() as undo:
+        undo.callback(start.close)
         given = given_memory(pools)
         if given is not None:
             undo.callback(given.release)
         loading = Loading(weights=weights, verify=verify, coverage=coverage, given=given)
-        if opening is not None:
-            undo.callback(opening.close)
         with clock.phase(LOAD):
             if opening is not None and opening.device != device:
                 opening.close()
@@ -238,7 +238,7 @@ def load(
             with clock.phase("open and verify"):
                 artifact = open_artifact(Path(path), "all_but_weights")
             with clock.phase("begin weights"):
-                upload = begin_upload(artifact, loading, clock, LOAD)
+                upload = begin_upload(artifact, loading, clock, LOAD, start.hashes)
                 if upload is not None:
                     undo.callback(upload.close)
             with clock.phase("tokenizer"):  # while CUDA starts

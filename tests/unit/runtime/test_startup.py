@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +74,34 @@ def test_cuda_starts_at_once_for_commands_that_need_it(arguments: list[str], dev
     assert entry.device_of(arguments) == device
 
 
+def test_weights_are_hashed_at_once_where_it_is_plain_which(tmp_path: Path) -> None:
+    file = tmp_path / "a.ouro" / "weights.safetensors"
+    file.parent.mkdir()
+    file.write_bytes(bytes(1000))
+    art = str(file.parent)
+    for plain in (["run", art], ["run", "--prompt", "x", art], ["selftest", "--device=1", art]):
+        assert entry.weights_of(plain) == str(file)
+    other = str(tmp_path)
+    unclear = [
+        ["run", other],
+        ["run", art, "--weights=x"],
+        ["run", art, "--verify", "fast"],
+        ["bench", art],
+        ["run", art, "--help"],
+    ]
+    assert [entry.weights_of(arguments) for arguments in unclear] == [None] * len(unclear)
+    clock = StartupClock(0.0)
+    start = entry.begin(["run", art], clock)
+    assert start.hashes is not None
+    assert start.hashes.wait() == [hashlib.sha256(bytes(1000)).hexdigest()]
+    start.close()
+    start.close()
+    (checked,) = [p for p in clock.record().phases if p.name == "check weights"]
+    assert (checked.parent, checked.beside, checked.bytes) == ("", True, 1000)
+    nothing = entry.begin(["inspect"], clock)
+    assert (nothing.opening, nothing.hashes) == (None, None)
+
+
 def test_little_is_imported_before_cuda_starts() -> None:
     """Everything here delays the first call of the driver."""
     code = "import json, sys, ouro_build.runtime.entry; print(json.dumps(sorted(sys.modules)))"
@@ -79,6 +109,7 @@ def test_little_is_imported_before_cuda_starts() -> None:
     loaded = json.loads(done.stdout)
     assert not {"numpy", "click", "msgspec", "cuda.bindings.driver", "inspect"} & set(loaded)
     assert {m for m in loaded if m.startswith("ouro_build.")} == {
-        "ouro_build.artifacts", "ouro_build.artifacts.errors", "ouro_build.runtime", "ouro_build.runtime.driver",
-        "ouro_build.runtime.entry", "ouro_build.runtime.opening", "ouro_build.runtime.startup",
+        "ouro_build.artifacts", "ouro_build.artifacts.chunks", "ouro_build.artifacts.errors", "ouro_build.runtime",
+        "ouro_build.runtime.chunk_hashes", "ouro_build.runtime.driver", "ouro_build.runtime.entry",
+        "ouro_build.runtime.opening", "ouro_build.runtime.start", "ouro_build.runtime.startup", "ouro_build.runtime.threads",
     }  # fmt: skip
