@@ -71,7 +71,12 @@ def open_device_pools(
         notes = _memory_notes(held, target.memory.reserve + memory.allocated)
         kept = resources.pop_all()
     failures = executors[0].failures if isinstance(executors[0], GraphExecutor) else {}
-    return Pools(index, memory, path.kv_blocks, executors, failures, kept.close, notes)
+    settle = _nothing if upload is None else upload.release
+    return Pools(index, memory, path.kv_blocks, executors, failures, kept.close, notes, settle)
+
+
+def _nothing() -> None:
+    """What there is to settle where nothing was copied from a file."""
 
 
 def _memory_notes(held: int, planned: int) -> tuple[str, ...]:

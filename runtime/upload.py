@@ -32,7 +32,9 @@ _COPYING = "copying the weights to the device"
 
 
 class FileUpload:
-    """`file` on its way to a device: `lock` as soon as there is a driver, `copy` when there are pools, `finish` before ready.
+    """`file` on its way to a device: `lock` once there is a driver, `copy` once there are pools, `finish` before ready.
+
+    Then `release`, when there is time for it.
 
     The calls return at once but for `finish` and `close`; what they start runs on one thread, timed beside the phase
     `parent`. `close` takes the file with it, and is called in any case.
@@ -45,7 +47,7 @@ class FileUpload:
         self._resources.callback(file.close)
         self._thread = ThreadPoolExecutor(1, "weights")
         self._copied: Future[None] | None = None
-        self._closed = self._released = False
+        self._releasing = False
 
     def lock(self, driver: Driver) -> None:
         """Lock the file's pages for the device, if `driver` can."""
@@ -59,21 +61,23 @@ class FileUpload:
     def finish(self) -> int:
         """Wait until all is on the device and right; returns its bytes.
 
-        Raises ArtifactError naming the file, and the chunk that is wrong; DeviceError if a copy failed. Giving back what the
-        copy needed goes on beside.
+        Raises ArtifactError naming the file, and the chunk that is wrong; DeviceError if a copy failed.
         """
         self._file.wait()
         if self._copied is not None:
             self._copied.result()
-        self._thread.submit(self._release)
         return self._file.bytes
+
+    def release(self) -> None:
+        """Begin to give back what only the copy needed: unlocking gigabytes of pages takes a while, and holds the driver."""
+        if not self._releasing:
+            self._releasing = True
+            self._thread.submit(self._release)
 
     def close(self) -> None:
         """Wait for the copy, whether it failed or not, and give everything back."""
-        if not self._closed:
-            self._closed = True
-            self._thread.submit(self._release)
-            self._thread.shutdown()
+        self.release()
+        self._thread.shutdown()
 
     def _lock(self, driver: Driver) -> None:
         with self._clock.beside("lock pages", self._parent) as phase:
@@ -101,9 +105,7 @@ class FileUpload:
             phase.bytes = self._file.bytes
 
     def _release(self) -> None:
-        if self._released:
-            return
-        self._released, self._locked = True, None
+        self._locked = None
         with self._clock.beside("release pages", self._parent):
             self._resources.close()
 

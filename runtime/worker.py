@@ -144,9 +144,21 @@ class Worker:
     def engine(
         self, depth: int | None = None, on_tokens: Callable[[Sequence[Request]], None] = lambda requests: None
     ) -> Engine:
-        """A scheduler over all of the worker's slots and KV blocks: one at a time. See `Engine`."""
+        """A scheduler over all of the worker's slots and KV blocks: one at a time. See `Engine`. It settles the worker."""
+
+        def told(requests: Sequence[Request]) -> None:
+            on_tokens(requests)
+            self._pools.settle()
+
         loops = self.steps.loops(depth)
-        return Engine(self.steps, self._pools.kv_blocks, self.max_requests, loops, on_tokens)
+        return Engine(self.steps, self._pools.kv_blocks, self.max_requests, loops, told)
+
+    def settle(self) -> None:
+        """Begin to give back what only loading needed, the locked pages of the weights' file; once, and on another thread.
+
+        `generate` and `engine` do it after their first token. Who schedules rows with `steps` calls it when there is time.
+        """
+        self._pools.settle()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises RequestError for text that is none, or if the artifact carries no tokenizer."""

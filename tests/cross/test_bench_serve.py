@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import jsonschema
@@ -121,3 +122,20 @@ def test_prompts_are_real_text_from_places_that_the_seed_chooses() -> None:
     assert text.prompt(8190, 4) == [*whole[8190:], *whole[:2]]
     assert len(np.unique(whole)) > 500
     assert max(SampleText(100).prompt(0, 8192)) < 100
+
+
+def test_locked_pages_are_given_back_after_the_first_token(artifact: Path, api: FakeDriver) -> None:
+    with load(artifact) as worker:
+        assert (api.calls["cuMemHostRegister"], api.calls["cuMemHostUnregister"]) == (1, 0)
+        worker.generate([[1, 2, 3]], 2, ignore_eos=True)
+        worker.settle()
+        deadline = time.monotonic() + 10
+        while not api.calls["cuMemHostUnregister"] and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert api.calls["cuMemHostUnregister"] == 1
+        first, wall = next(p for p in worker.startup().phases if p.name == "first token"), worker.startup().wall_s
+        released = [p for p in worker.startup().phases if p.name == "release pages"]
+        assert all(p.start_s >= first.start_s for p in released)
+        assert first.start_s + first.seconds == pytest.approx(wall, abs=1e-3)
+    worker.settle()
+    assert api.calls["cuMemHostUnregister"] == 1
