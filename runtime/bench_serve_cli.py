@@ -9,7 +9,7 @@ import click
 
 from ouro_build.artifacts.bench_records import Latency, ServeBenchRecord
 from ouro_build.artifacts.console import Output
-from ouro_build.artifacts.records import encode_record
+from ouro_build.artifacts.records import CoverageRecord, encode_record
 from ouro_build.artifacts.sizes import SIZE
 from ouro_build.runtime.coverage import merged
 from ouro_build.runtime.loading import Verification
@@ -18,6 +18,7 @@ from ouro_build.runtime.outputs import check_writable, write_output
 from ouro_build.runtime.paths import Choice
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
 _COLUMNS = (
@@ -79,7 +80,28 @@ def serve_command(
     out.data(record, _drawn)
 
 
-def _drawn(record: ServeBenchRecord) -> Table:
+def _drawn(record: ServeBenchRecord) -> Group:
+    from rich.console import Group
+
+    return Group(_lines(record), _coverage(merged([line.coverage for line in record.lines])))
+
+
+def _coverage(coverage: CoverageRecord) -> Table:
+    """Replays by graph key, then what did not run by its graph, of all loads together."""
+    from rich.table import Table
+
+    shown = Table("program", "bucket", "mode", "replays", "live rows", "padded", title="coverage of all loads, by graph key")
+    for key in coverage.keys:
+        padded = key.padded_rows / (key.live_rows + key.padded_rows)
+        name = f"{key.program}/{key.variant}" if key.variant else key.program
+        shown.add_row(name, str(key.bucket), key.mode, str(key.replays), str(key.live_rows), f"{padded:.1%}")
+    for miss in coverage.fallbacks:
+        path = f"{miss.count} by {miss.path}: {miss.reason.value}"
+        shown.add_row(miss.program, "–", miss.mode, path, str(miss.count * miss.rows), "–")
+    return shown
+
+
+def _lines(record: ServeBenchRecord) -> Table:
     from rich.table import Table
 
     where = record.device.name if record.device else "the host"

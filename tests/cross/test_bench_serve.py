@@ -72,7 +72,9 @@ def test_every_request_is_served_and_every_row_is_counted(artifact: Path, api: F
 def test_a_table_for_people(artifact: Path) -> None:
     result = run(artifact, "--concurrency", "2", "--input", "5", "--output", "1", "--requests", "3")
     assert result.return_value is None, result.output
-    assert "5 prompt tokens, 1 new ones, by graph on Fake GPU" in " ".join(result.stdout.split())
+    shown = " ".join(result.stdout.split())
+    assert "5 prompt tokens, 1 new ones, by graph on Fake GPU" in shown
+    assert "│ prefill │ 16 │ dense │" in shown
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not probe().reason, reason="these are about a ma
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory, image_cache: ImageCache) -> Path:
-    spec = BuildSpec("preset:tiny", find_parts(["sm_90"]), (1,), (16,), max_context=32, dtype="float32")
+    spec = BuildSpec("preset:tiny", find_parts(["sm_90"]), (1, 4), (16,), max_context=64, dtype="float32")
     return build(prepare(spec), tmp_path_factory.mktemp("startup") / "tiny.ouro", cache=image_cache, workers=2).path
 
 
@@ -57,7 +57,7 @@ def test_cold_and_warm_starts_are_on_the_record(artifact: Path, tmp_path: Path) 
     assert {"interpreter", "imports", "arguments", "load", "first token", "check weights"} <= {
         p["name"] for p in said["phases"]
     }
-    assert [(f["program"], f["rows"]) for f in said["first_requests"]] == [("decode", 1), ("prefill", 16)]
+    assert [(f["program"], f["rows"]) for f in said["first_requests"]] == [("decode", 1), ("decode", 4), ("prefill", 16)]
     assert "process start to first token" in result.stdout
 
 
