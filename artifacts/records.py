@@ -119,21 +119,50 @@ class CoverageRecord(_Record, frozen=True, kw_only=True):
 
 
 class PhaseRecord(_Record, frozen=True, kw_only=True):
-    """A named part of start-up. `start_s` counts from the start of the process; `parent` is empty for a phase of its own."""
+    """A named part of start-up. `start_s` counts from the start of the process; `parent` is empty for a phase of its own.
+
+    `bytes` is what it moved or checked, 0 if that says nothing. A phase `beside` ran on another thread: it may overlap its
+    parent's other phases, which follow one another, and outlast its parent.
+    """
 
     name: str
     parent: str
     start_s: float
     seconds: float
     bytes: int
+    beside: bool = False
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes a second; None for a phase without bytes."""
+        return self.bytes / self.seconds if self.bytes and self.seconds else None
 
 
 class StartupRecord(_Record, frozen=True, kw_only=True):
-    """Start-up from the start of the process to the first token, `wall_s` seconds."""
+    """Start-up from the start of the process to the first token, `wall_s` seconds.
+
+    The phase `graphs` restored `graphs` graphs of `nodes` kernel nodes, all together.
+    """
 
     schema: Literal["ouro-startup/1"] = "ouro-startup/1"
     wall_s: float
     phases: tuple[PhaseRecord, ...]
+    graphs: int = 0
+    nodes: int = 0
+
+    @property
+    def accounted(self) -> float:
+        """Share of `wall_s` that lies in a phase which has no parts of its own; phases beside others do not count."""
+        own = [p for p in self.phases if not p.beside]
+        parents = {p.parent for p in own}
+        named = sum(p.seconds for p in own if p.name not in parents)
+        return named / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def node_us(self) -> float | None:
+        """Microseconds that restoring took a kernel node; None if no graph was restored."""
+        seconds = sum(p.seconds for p in self.phases if p.name == "graphs")
+        return seconds / self.nodes * 1e6 if self.nodes else None
 
 
 class DeviceRecord(_Record, frozen=True, kw_only=True):
@@ -248,10 +277,10 @@ class BenchRecord(_Record, frozen=True, kw_only=True):
         return all(check.right for check in self.checks)
 
 
-AnyRecord = TypeVar("AnyRecord", CoverageRecord, StartupRecord, ObservedRecord, BenchRecord)
+AnyRecord = TypeVar("AnyRecord", bound=msgspec.Struct)
 
 
-def encode_record(record: CoverageRecord | StartupRecord | ObservedRecord | BenchRecord) -> bytes:
+def encode_record(record: msgspec.Struct) -> bytes:
     """The record as one line of JSON."""
     return msgspec.json.encode(record) + b"\n"
 

@@ -16,6 +16,7 @@ from ouro_build.runtime.device_pools import open_device_pools
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
 from ouro_build.runtime.load_time import load_time_values
+from ouro_build.runtime.loading import Loading
 from ouro_build.runtime.machine import describe, device_record
 from ouro_build.runtime.paths import NO_CUDA, WorkerPath, torch_has_cuda
 from ouro_build.runtime.pools import Pools
@@ -54,7 +55,7 @@ def warm(
         if target is None:
             raise BuildError("the chosen target is not in the manifest", where=str(artifact.path))
         chosen = WorkerPath(target, True, "graph", None, blocks_needed(artifact.manifest.geometry), ())
-        pools = open_device_pools(artifact, chosen, weights, StartupClock(), driver)
+        pools = open_device_pools(artifact, chosen, Loading(weights=weights), StartupClock(), driver)
         resources.callback(pools.close)
         keys = [entry.key for entry in pools.index.plans]
         seen = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from ouro_build.artifacts.columns import PlanIndex
 from ouro_build.artifacts.plan import ProgramKey
@@ -34,6 +35,18 @@ class CoverageCounter:
     def step(self, mode: str, rows: int, loops: int) -> None:
         """A decode step of `rows` live rows and `loops` loops was submitted."""
         self._steps[mode, rows, loops] += 1
+
+    def add(self, record: CoverageRecord) -> None:
+        """Count what `record` counted; graphs that it declares are declared here too."""
+        self._graphs = tuple(dict.fromkeys((*self._graphs, *record.graphs)))
+        for step in record.steps:
+            self._steps[step.mode, step.rows, step.loops] += step.count
+        for k in record.keys:
+            counts = self._replays[ProgramKey(k.program, k.bucket, k.mode, k.variant)]
+            counts[0] += k.replays
+            counts[1] += k.live_rows
+        for f in record.fallbacks:
+            self.fallback(f.reason, f.program, f.mode, f.rows, f.path, f.count)
 
     def clear(self) -> None:
         """Forget what was counted."""
@@ -79,3 +92,11 @@ def declared_graphs(index: PlanIndex) -> tuple[GraphSize, ...]:
         )
         for graph in index.graphs
     )
+
+
+def merged(records: Iterable[CoverageRecord]) -> CoverageRecord:
+    """The counts of all `records` together."""
+    counter = CoverageCounter()
+    for record in records:
+        counter.add(record)
+    return counter.record()

@@ -21,16 +21,14 @@ def startup(record: StartupRecord | None) -> Section:
     if record is None:
         note = "Not recorded. `ouro-worker run ART … --startup-out S.json` records it; then give --startup S.json."
         return Section("startup", "Start-up", note=note)
-    top = sum(p.seconds for p in record.phases if not p.parent)
-    share = top / record.wall_s if record.wall_s > 0 else 0.0
-    facts = (
-        ("first token after", seconds(record.wall_s)),
-        ("in named phases", f"{seconds(top)}, {percent(share)} of it"),
-    )
+    facts = [("first token after", seconds(record.wall_s)), ("in named phases", f"{percent(record.accounted)} of it")]
+    if record.node_us is not None:
+        restored = f"{count(record.graphs)}, {count(record.nodes)} kernel nodes, {record.node_us:.3g} µs a node"
+        facts.append(("graphs restored", restored))
     names = ("phase", "inside", "begins", "takes", "of all", "moves", "rate")
     rows = tuple(_phase_row(p, record.wall_s) for p in record.phases)
     table = Table("Start-up by phase", names, rows, numeric_from(2, names))
-    return Section("startup", "Start-up", facts, (Figure(table, _waterfall(record)),))
+    return Section("startup", "Start-up", tuple(facts), (Figure(table, _waterfall(record)),))
 
 
 def coverage(record: CoverageRecord | None) -> tuple[Section, ...]:
@@ -54,7 +52,8 @@ def coverage_facts(record: CoverageRecord) -> tuple[tuple[str, str], ...]:
 
 def _phase_row(p: PhaseRecord, wall: float) -> tuple[str, ...]:
     share = percent(p.seconds / wall) if wall > 0 else ""
-    return (p.name, p.parent, seconds(p.start_s), seconds(p.seconds), share, moved(p.bytes), rate(p.bytes, p.seconds))
+    inside = f"{p.parent}, beside it" if p.beside and p.parent else "beside" if p.beside else p.parent
+    return (p.name, inside, seconds(p.start_s), seconds(p.seconds), share, moved(p.bytes), rate(p.bytes, p.seconds))
 
 
 def _waterfall(record: StartupRecord) -> Chart:
@@ -64,12 +63,14 @@ def _waterfall(record: StartupRecord) -> Chart:
         depth = _depth(p.name, parents)
         said = f"{p.name}: {seconds(p.seconds)} from {seconds(p.start_s)}"
         note = " · ".join(filter(None, (seconds(p.seconds), rate(p.bytes, p.seconds))))
-        rows.append(Bar(p.name, note, (Segment(p.seconds, f"depth-{min(depth, 2)}", said),), p.start_s, depth))
+        style = "beside" if p.beside else f"depth-{min(depth, 2)}"
+        rows.append(Bar(p.name, note, (Segment(p.seconds, style, said),), p.start_s, depth))
     ends = (drawable(p.start_s) + drawable(p.seconds) for p in record.phases)
     full = max((drawable(record.wall_s), *ends))
     unit, factor = (" ms", 1e3) if full < 1 else (" s", 1.0)
     title = f"Start-up waterfall: {seconds(record.wall_s)} to the first token"
-    return bars(title, rows, scale=full, ticks=ticks(full, unit, factor))
+    legend = (("beside", "on another thread"),) if any(p.beside for p in record.phases) else ()
+    return bars(title, rows, scale=full, ticks=ticks(full, unit, factor), legend=legend)
 
 
 def _depth(name: str, parents: dict[str, str]) -> int:

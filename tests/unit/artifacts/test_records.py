@@ -3,6 +3,15 @@ from typing import Any
 
 import pytest
 
+from ouro_build.artifacts.bench_records import (
+    FirstRequest,
+    HostTime,
+    Latency,
+    PhaseSummary,
+    ServeBenchRecord,
+    ServeLine,
+    StartupBenchRecord,
+)
 from ouro_build.artifacts.errors import ArtifactError
 from ouro_build.artifacts.records import (
     BaselineLine,
@@ -75,7 +84,48 @@ BENCH = BenchRecord(
     baseline=(BaselineLine(rows=1, context=1024, eager_ms=50.0, graph_ms=9.5),),
     notes=(),
 )  # fmt: skip
-RECORDS = (COVERAGE, STARTUP, OBSERVED, BENCH)
+LATENCY = Latency(mean=2.0, p50=1.5, p95=3.0, p99=4.0, max=4.5)
+BENCH_STARTUP = StartupBenchRecord(
+    identity="0" * 64,
+    executor="graph",
+    device=OBSERVED.device,
+    verify="full",
+    prompt_tokens=16,
+    avg_cold_startup_time=0.5,
+    cold_startup_times=(0.5,),
+    cold_startup_percentiles={"50": 0.5},
+    avg_warm_startup_time=0.25,
+    warm_startup_times=(0.25,),
+    warm_startup_percentiles={"50": 0.25},
+    cold_by="fadvise",
+    cold_resident=0.0,
+    accounted=0.995,
+    graphs=41,
+    nodes=2187,
+    graphs_ms=20.5,
+    node_us=9.5,
+    phases=(PhaseSummary(name="open", parent="", beside=False, start_s=0.1, seconds=0.2, bytes=12, rate=60.0),),
+    first_requests=(FirstRequest(program="decode", rows=1, first_ms=5.0, hundredth_ms=4.0, median_ms=4.0),),
+    cold=(STARTUP,),
+    warm=(STARTUP,),
+    baseline=(),
+    notes=(),
+)
+BENCH_SERVE = ServeBenchRecord(
+    identity="0" * 64,
+    executor="graph",
+    device=OBSERVED.device,
+    seed=0,
+    lines=(
+        ServeLine(
+            concurrency=8, requests=16, input=1024, output=128, seconds=2.0, output_tokens_s=1024.0, total_tokens_s=9216.0,
+            requests_s=8.0, ttft_ms=LATENCY, itl_ms=LATENCY, steps=286,
+            host=HostTime(submit_us=500.0, wait_us=9.5, other_us=1.5), share=1.0, padded_share=0.0, coverage=COVERAGE,
+        ),
+    ),
+    notes=(),
+)  # fmt: skip
+RECORDS = (COVERAGE, STARTUP, OBSERVED, BENCH, BENCH_STARTUP, BENCH_SERVE)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.schema)
@@ -101,6 +151,22 @@ def test_strict(record: CoverageRecord) -> None:
 def test_reasons_are_closed() -> None:
     with pytest.raises(ArtifactError, match=r"Invalid enum value 'bad_luck'.*reason"):
         decode_record(encode_record(COVERAGE).replace(b"bucket_miss", b"bad_luck"), CoverageRecord, "f")
+
+
+def test_a_first_request_beside_the_hundredth() -> None:
+    assert BENCH_STARTUP.first_requests[0].excess == pytest.approx(0.25)
+
+
+def test_start_up_by_its_parts() -> None:
+    def phase(name: str, parent: str, seconds: float, beside: bool = False) -> PhaseRecord:
+        return PhaseRecord(name=name, parent=parent, start_s=0.0, seconds=seconds, bytes=0, beside=beside)
+
+    phases = (phase("load", "", 0.75), phase("a", "load", 0.25), phase("graphs", "load", 0.375), phase("b", "load", 0.5, True))
+    record = StartupRecord(wall_s=1.0, phases=(*phases, phase("first token", "", 0.125)), graphs=2, nodes=1000)
+    assert record.accounted == 0.25 + 0.375 + 0.125
+    assert record.node_us == pytest.approx(375)
+    assert STARTUP.node_us is None
+    assert STARTUP.phases[0].rate == pytest.approx(60)
 
 
 def test_shares() -> None:

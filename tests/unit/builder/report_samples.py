@@ -37,8 +37,11 @@ STARTUP = StartupRecord(
         phase("load", "", 0.125, 0.625),
         phase("weights", "load", 0.25, 0.5, 2 << 30),
         phase("hashing", "weights", 0.25, 0.25, 1 << 30),
+        msgspec.structs.replace(phase("graphs", "load", 0.7, 0.05), beside=True),
         phase("first token", "", 0.75, 0.05),
     ),
+    graphs=5,
+    nodes=40,
 )
 EARLIER_STARTUP = StartupRecord(wall_s=1.6, phases=(phase("load", "", 0.125, 1.25), phase("gone", "load", 0.5, 0.25)))
 

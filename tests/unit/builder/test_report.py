@@ -152,8 +152,13 @@ def test_the_memory_map_is_to_scale(artifact: Path, records: Path) -> None:
 
 def test_the_waterfall(records: Path) -> None:
     page = page_of(None, records)
-    assert section(page, "startup").facts == (("first token after", "800.0 ms"), ("in named phases", "800.0 ms, 100.0 % of it"))
+    assert section(page, "startup").facts == (
+        ("first token after", "800.0 ms"),
+        ("in named phases", "53.1 % of it"),
+        ("graphs restored", "5, 40 kernel nodes, 1.25e+03 µs a node"),
+    )
     rows = {row[0]: row[1:] for row in table(page, "startup").rows}
+    assert rows["graphs"][:3] == ("load, beside it", "700.0 ms", "50.0 ms")
     assert rows["weights"] == ("load", "250.0 ms", "500.0 ms", "62.5 %", "2.00 GiB", "4.00 GiB/s")
     drawn = [s for s in chart(page, "startup").shapes if s.style.startswith("depth-")]
     assert [(s.style, round(s.x, 4), round(s.width, 4)) for s in drawn] == [

@@ -142,7 +142,7 @@ def test_requests_lost_with_the_device_do_not_run_for_ever(monkeypatch: pytest.M
     def fail(*_: object, **__: object) -> None:
         raise DeviceError("gone")
 
-    monkeypatch.setattr(made.steps, "prefill", fail)
+    monkeypatch.setattr(made.steps, "submit_prefill", fail)
     runs.submit(Request([1, 2], 4))
     with pytest.raises(DeviceError, match="1 requests were lost"):
         runs.run()
