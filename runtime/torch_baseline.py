@@ -103,13 +103,13 @@ def time_decode(model: ModelConfig, rows: int, context: int, device: int) -> Bas
         tokens = torch.zeros(rows, dtype=torch.int64, device=where)
         decoder = TorchDecoder(model, random_weights(model, where), cache, tokens)
         eager = median_ms(measure(decoder.step, torch.cuda.synchronize))
-        graph = median_ms(measure(_captured(decoder.step), torch.cuda.synchronize))
+        graph = median_ms(measure(captured(decoder.step), torch.cuda.synchronize))
     del decoder, cache
     torch.cuda.empty_cache()
     return BaselineTimes(eager, graph)
 
 
-def _captured(step: Callable[[], object]) -> Callable[[], object]:
+def captured(step: Callable[[], object]) -> Callable[[], object]:
     """Replays `step`, which has run before, as one CUDA graph."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -22,6 +22,7 @@ from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.errors import ArtifactError, CheckpointError
 from ouro_build.artifacts.manifest import WeightsRecord
 from ouro_build.artifacts.model import ModelConfig
+from ouro_build.artifacts.packed_file import PackedFile
 from ouro_build.artifacts.packing import (
     ALIGNMENT,
     checkpoint_tensors,
@@ -32,7 +33,6 @@ from ouro_build.artifacts.packing import (
 )
 from ouro_build.artifacts.plan import Pool
 from ouro_build.artifacts.presets import PRESETS
-from ouro_build.artifacts.weight_source import PackedFile
 from ouro_build.artifacts.weight_stream import check_layout, load_packed, write_weights
 from tests.unit.artifacts.blocks import logical
 from tests.unit.artifacts.checkpoints import GOLDEN, golden_model, models, random_tensors, save_checkpoint, small_model

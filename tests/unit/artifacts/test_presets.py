@@ -13,10 +13,11 @@ from ouro_build.artifacts import weight_source
 from ouro_build.artifacts.checkpoint import Checkpoint
 from ouro_build.artifacts.errors import ArtifactError, CheckpointError, UsageError
 from ouro_build.artifacts.manifest import WEIGHTS
+from ouro_build.artifacts.packed_file import PackedFile
 from ouro_build.artifacts.packing import WeightSource, weight_layout
 from ouro_build.artifacts.presets import PRESETS, SHIPPED, find_preset, shipped_folder
 from ouro_build.artifacts.synthetic import Synthetic
-from ouro_build.artifacts.weight_source import PackedFile, open_weights
+from ouro_build.artifacts.weight_source import open_weights
 from ouro_build.artifacts.weight_stream import load_packed, write_weights
 from tests.unit.artifacts.checkpoints import GOLDEN, golden_model, small_model
 

@@ -16,7 +16,7 @@ from ouro_build.artifacts.errors import ArtifactError, UsageError, VersionError
 from ouro_build.artifacts.manifest import decode_manifest, encode_manifest, sealed
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import open_artifact
-from tests.artifact_maker import ORACLE, PLANS, make_artifact
+from tests.artifact_maker import ORACLE, PLANS, TOKENIZER, make_artifact
 
 TOKEN = ProgramKey("token", 1)
 
@@ -58,7 +58,7 @@ def test_reads_back_what_was_written(sound: Path, verify: str) -> None:
         assert decode(index, columns) == PLANS
         assert artifact.read(target.images[0].path).startswith(b"\x7fELF images/" + target.part.arch.encode())
     assert artifact.oracle() == ORACLE
-    assert artifact.tokenizer() == b"{}"
+    assert artifact.tokenizer() == TOKENIZER
     assert artifact.observed_path == artifact.path.parent / "tiny.ouro.observed"
 
 

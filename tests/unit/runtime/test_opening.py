@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,10 @@ pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 from ouro_build.artifacts.errors import ArtifactError, DeviceError, NoDeviceError, OuroError, UsageError
 from ouro_build.artifacts.reader import Artifact, Verify, open_artifact
 from ouro_build.runtime import opening, worker
+from ouro_build.runtime.chunk_hashes import ChunkHashes
 from ouro_build.runtime.driver import Driver, open_driver
 from ouro_build.runtime.opening import OpeningDriver
+from ouro_build.runtime.start import Start
 from ouro_build.runtime.startup import StartupClock
 from tests.artifact_maker import GIB, make_artifact
 from tests.unit.runtime.fake_driver import FakeDriver, cubin
@@ -82,6 +85,58 @@ def test_what_cannot_be_opened_is_raised_where_it_is_waited_for(
     assert api.live() == {}
 
 
+class Library:
+    """libcuda, as far as a context is held with it. `fails` is the function that returns an error."""
+
+    def __init__(self, fails: str) -> None:
+        self.calls: list[str] = []
+        self._fails = fails
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*_: object) -> int:
+            self.calls.append(name)
+            return 100 if name == self._fails else 0
+
+        return call
+
+
+@pytest.mark.parametrize("fails", ["", "cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "library"])
+def test_the_context_is_made_before_the_bindings_are_there(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    library = Library(fails)
+
+    def found(name: str) -> Library:
+        if fails == "library":
+            raise OSError("no such file")
+        assert name == "libcuda.so.1"
+        return library
+
+    monkeypatch.setattr("ctypes.CDLL", found)
+    made = [] if fails == "library" else ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]
+    made = made[: made.index(fails) + 1] if fails in made else made
+    held: list[list[str]] = []
+    api = FakeDriver()
+    use(monkeypatch, api, lambda: held.append(list(library.calls)))
+    started = OpeningDriver(0, StartupClock(0.0), early=True)
+    started.result()
+    started.close()
+    assert held == [made], "all of it before the driver is opened the ordinary way"
+    assert library.calls == ([*made, "cuDevicePrimaryCtxRelease_v2"] if not fails else made)
+    assert api.live() == {}
+
+
+def test_a_worker_takes_over_the_device_that_is_opening_if_it_is_the_one(
+    artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "Steps", lambda *_: None)
+    api.devices = 2
+    for device, opened in ((0, 1), (1, 2)):
+        before = api.calls["cuInit"]
+        started = OpeningDriver(0, StartupClock(0.0))
+        worker.load(artifact, device=device, start=Start(StartupClock(0.0), started)).close()
+        assert api.calls["cuInit"] == before + opened
+        assert api.live() == {}
+
+
 def test_a_worker_loads_while_cuda_starts(artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA waits here until the artifact is open."""
     verified = threading.Event()
@@ -112,4 +167,27 @@ def test_a_worker_that_cannot_be_loaded_leaves_no_context(artifact: Path, api: F
     with pytest.raises(ArtifactError, match="buffer coda_batch"):  # its plans are not those of a worker
         worker.load(artifact)
     assert api.calls["cuDevicePrimaryCtxRetain"] == 3
+    assert api.live() == {}
+
+
+def test_weights_that_are_being_hashed_are_taken_over_if_they_are_the_artifacts(
+    artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(worker, "Steps", lambda *_: None)
+    own, other = artifact / "weights.safetensors", tmp_path / "other"
+    other.write_bytes(b"what the manifest knows nothing of")
+    for path, checked in ((own, set()), (other, {"check weights"})):
+        start = Start(StartupClock(0.0), None, ChunkHashes(str(path)))
+        with worker.load(artifact, start=start) as loaded:
+            names = {p.name for p in loaded.startup().phases}
+            assert names & {"check weights"} == checked
+        assert start.hashes is not None
+        assert start.hashes.descriptor == -1
+        assert api.live() == {}
+    damaged = tmp_path / "a.ouro"
+    shutil.copytree(artifact, damaged)
+    content = (damaged / "weights.safetensors").read_bytes()
+    (damaged / "weights.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ArtifactError, match="chunk 0"):
+        worker.load(damaged, start=Start(StartupClock(0.0), None, ChunkHashes(str(damaged / "weights.safetensors"))))
     assert api.live() == {}
