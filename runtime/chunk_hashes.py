@@ -5,6 +5,7 @@ Imports almost nothing: hashing takes longest of all that start-up does, and beg
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import mmap
 import os
@@ -16,6 +17,12 @@ from ouro_build.runtime.threads import Workers, spare_cores
 
 RESERVED = 2
 """Cores left alone: for the interpreter, and for CUDA's start."""
+
+
+class _View(ctypes.Structure):
+    """Py_buffer, as far as it is read here."""
+
+    _fields_ = (("buffer", ctypes.c_void_p), ("rest", ctypes.c_void_p * 16))
 
 
 class ChunkHashes:
@@ -34,6 +41,8 @@ class ChunkHashes:
         self.chunk = chunk or (CHUNK if self.size > CHUNKED_ABOVE else max(1, self.size))
         self.pages = self._map()
         count = 0 if self.pages is None else -(-self.size // self.chunk)
+        self.unlock: Callable[[], None] | None = None
+        """Undoes what locked the pages for a device, if something did: called when the file is let go."""
         self._digests = [""] * count
         self._workers = Workers(self._visit, count, spare_cores(RESERVED), done=done)
 
@@ -42,10 +51,23 @@ class ChunkHashes:
         self._workers.wait()
         return self._digests
 
+    @property
+    def address(self) -> int:
+        """Where the file is mapped; 0 if it is not."""
+        if self.pages is None:
+            return 0
+        view = _View()
+        ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(self.pages), ctypes.byref(view), 0)
+        address = view.buffer or 0
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))
+        return address
+
     def close(self) -> None:
         """Stop, and let the file go. It stays mapped while something uses `pages`."""
         self._workers.stop()
-        self.pages = None
+        if self.unlock is not None:
+            self.unlock()
+        self.unlock = self.pages = None
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import NoReturn
 
 from ouro_build.artifacts.chunks import WEIGHTS
-from ouro_build.runtime.chunk_hashes import ChunkHashes
 from ouro_build.runtime.driver import BINDINGS
 from ouro_build.runtime.opening import OpeningDriver
 from ouro_build.runtime.start import Start
@@ -73,11 +72,15 @@ def begin(arguments: Sequence[str], clock: StartupClock) -> Start:
     opening = None if device is None else OpeningDriver(device, clock, early=True)
     if weights is None:
         return Start(clock, opening)
+    from ouro_build.runtime.chunk_hashes import ChunkHashes  # CUDA is under way by now
+
     began, size = time.monotonic(), os.path.getsize(weights)
     try:
         hashes = ChunkHashes(weights, done=lambda: clock.was_beside("check weights", "", began, size))
     except OSError:  # told where the file is opened
         return Start(clock, opening)
+    if opening is not None:
+        opening.file = hashes
     return Start(clock, opening, hashes)
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ouro_build.runtime.driver import Driver, open_driver
 from ouro_build.runtime.startup import StartupClock
+
+if TYPE_CHECKING:
+    from ouro_build.runtime.chunk_hashes import ChunkHashes
+
+READ_ONLY = 8
+"""CU_MEMHOSTREGISTER_READ_ONLY: lock pages that the device only reads, such as a file's."""
 
 
 class OpeningDriver:
@@ -18,6 +24,8 @@ class OpeningDriver:
 
     def __init__(self, device: int, clock: StartupClock, *, early: bool = False) -> None:
         self.device = device
+        self.file: ChunkHashes | None = None
+        """A file whose pages are locked for the device as soon as there is a context, if that is made early."""
         self._early = early
         self._clock = clock
         self._parent = clock.current
@@ -28,48 +36,78 @@ class OpeningDriver:
 
     def result(self) -> Driver:
         """Wait for the driver and make its context current on the calling thread. Raises what `open_driver` raised."""
-        self._thread.join()
+        self.wait()
         if self._driver is None:
             raise self._error or RuntimeError("the thread that opens CUDA ended early")
         self._driver.make_current()
         return self._driver
 
+    def wait(self) -> None:
+        """Wait until it is open, or has failed."""
+        self._thread.join()
+
     def close(self) -> None:
         """Wait for the driver and give it back, if there is one."""
-        self._thread.join()
+        self.wait()
         if self._driver is not None:
             self._driver.close()
 
     def _open(self) -> None:
         try:
             with self._clock.beside("device", self._parent):
-                release = hold_context(self.device) if self._early else _nothing
+                held = hold_context(self.device) if self._early else None
+                if held is not None and self.file is not None:
+                    self._lock(held, self.file)
                 self._driver = open_driver(self.device)
-                release()
+                if held is not None:
+                    held.release()
         except BaseException as error:  # told where the driver is waited for
             self._error = error
 
+    def _lock(self, held: HeldContext, file: ChunkHashes) -> None:
+        """Lock the file's pages, if the device can; else whoever copies them finds out and takes another way."""
+        with self._clock.beside("lock pages", self._parent) as phase:
+            address = file.address
+            if address and held.lock(address, file.size):
+                file.unlock = lambda: held.unlock(address)
+                phase.bytes = file.size
 
-def hold_context(device: int) -> Callable[[], None]:
-    """Make the primary context of CUDA device `device` without the bindings; returns what gives this hold on it back.
 
-    Does nothing where that fails: whoever opens the device next says why.
+class HeldContext:
+    """A primary context made without the bindings, current on the thread that made it."""
+
+    def __init__(self, cuda: Any, number: ctypes.c_int) -> None:
+        self._cuda, self._number = cuda, number
+
+    def lock(self, address: int, size: int) -> bool:
+        """Lock pages of the host that the device is to read; False if it cannot."""
+        return not self._cuda.cuMemHostRegister_v2(ctypes.c_void_p(address), ctypes.c_size_t(size), READ_ONLY)
+
+    def unlock(self, address: int) -> None:
+        """Undo `lock`, on a thread where the context is current."""
+        self._cuda.cuMemHostUnregister(ctypes.c_void_p(address))
+
+    def release(self) -> None:
+        """Give this hold on the context back."""
+        self._cuda.cuDevicePrimaryCtxRelease_v2(self._number)
+
+
+def hold_context(device: int) -> HeldContext | None:
+    """Make the primary context of CUDA device `device` without the bindings.
+
+    None where that fails: whoever opens the device next says why.
     """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return _nothing
+        return None
     number, context = ctypes.c_int(), ctypes.c_void_p()
     if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(number), device):
-        return _nothing
+        return None
     if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), number):
-        return _nothing
-
-    def release() -> None:
-        cuda.cuDevicePrimaryCtxRelease_v2(number)
-
-    return release
-
-
-def _nothing() -> None:
-    """What there is to give back where nothing was taken."""
+        return None
+    held = HeldContext(cuda, number)
+    if cuda.cuCtxSetCurrent(context):
+        held.release()
+        return None
+    return held

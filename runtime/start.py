@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ouro_build.runtime.chunk_hashes import ChunkHashes
 from ouro_build.runtime.opening import OpeningDriver
 from ouro_build.runtime.startup import StartupClock
+
+if TYPE_CHECKING:
+    from ouro_build.runtime.chunk_hashes import ChunkHashes
 
 
 class Start(NamedTuple):
@@ -18,6 +20,8 @@ class Start(NamedTuple):
 
     def close(self) -> None:
         """Give back what has begun, whether a worker has taken it over and closed it or not."""
+        if self.opening is not None:
+            self.opening.wait()  # it may be locking the file's pages
         if self.hashes is not None:
             self.hashes.close()
         if self.opening is not None:

@@ -21,13 +21,13 @@ from ouro_build.artifacts.plan import Pool
 from ouro_build.runtime.device_memory import NON_BLOCKING, DeviceMemory, make_event, pinned
 from ouro_build.runtime.driver import Driver
 from ouro_build.runtime.memory import check_range
+from ouro_build.runtime.opening import READ_ONLY
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.threads import Workers, spare_cores
 from ouro_build.runtime.weights_file import Chunk, WeightsFile
 
 STAGING_THREADS = 8
 """Threads that fill pinned banks, at most: each has two banks of a chunk."""
-_READ_ONLY = 8  # CU_MEMHOSTREGISTER_READ_ONLY
 _COPYING = "copying the weights to the device"
 
 
@@ -42,7 +42,7 @@ class FileUpload:
 
     def __init__(self, file: WeightsFile, clock: StartupClock, parent: str) -> None:
         self._file, self._clock, self._parent = file, clock, parent
-        self._locked: ExitStack | None = None
+        self._locked = file.locked
         self._resources = ExitStack()
         self._resources.callback(file.close)
         self._thread = ThreadPoolExecutor(1, "weights")
@@ -50,8 +50,9 @@ class FileUpload:
         self._releasing = False
 
     def lock(self, driver: Driver) -> None:
-        """Lock the file's pages for the device, if `driver` can."""
-        self._thread.submit(self._lock, driver)
+        """Lock the file's pages for the device, if `driver` can and nobody has."""
+        if not self._locked:
+            self._thread.submit(self._lock, driver)
 
     def copy(self, memory: DeviceMemory) -> None:
         """Fill the weights pool. Raises DeviceError if it is too small."""
@@ -82,10 +83,8 @@ class FileUpload:
     def _lock(self, driver: Driver) -> None:
         with self._clock.beside("lock pages", self._parent) as phase:
             driver.make_current()
-            locked = _registered(driver, self._file)
-            if locked is not None:
-                self._locked = self._resources.enter_context(locked)
-                phase.bytes = self._file.bytes
+            self._locked = _registered(driver, self._file, self._resources)
+            phase.bytes = self._file.bytes if self._locked else 0
 
     def _copy(self, memory: DeviceMemory) -> None:
         driver = memory.driver
@@ -95,7 +94,7 @@ class FileUpload:
             resources.callback(driver.release, "cuStreamDestroy", stream)
             # What it reads must stay while it is read; and what failed first is what is to be told.
             resources.callback(driver.release, "cuStreamSynchronize", stream)
-            if self._locked is not None and self._file.mapped is not None:
+            if self._locked and self._file.mapped is not None:
                 source = int(self._file.mapped.ctypes.data) + self._file.data
                 copy = (memory.base(Pool.WEIGHTS), source, self._file.bytes, stream)
                 driver.call("cuMemcpyHtoDAsync", *copy, doing=_COPYING)
@@ -105,7 +104,6 @@ class FileUpload:
             phase.bytes = self._file.bytes
 
     def _release(self) -> None:
-        self._locked = None
         with self._clock.beside("release pages", self._parent):
             self._resources.close()
 
@@ -120,20 +118,19 @@ def upload_pieces(memory: DeviceMemory, pieces: Iterable[tuple[int, NDArray[np.g
     return total
 
 
-def _registered(driver: Driver, file: WeightsFile) -> ExitStack | None:
-    """The file's pages, locked until this closes; None if they cannot be."""
+def _registered(driver: Driver, file: WeightsFile, resources: ExitStack) -> bool:
+    """Lock the file's pages until `resources` closes; False if they cannot be."""
     attribute = driver.api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
     able = driver.call("cuDeviceGetAttribute", attribute, driver.device, doing="asking about locked file pages")
     if file.mapped is None or not able:
-        return None
+        return False
     address = int(file.mapped.ctypes.data)
     try:
-        driver.call("cuMemHostRegister", address, len(file.mapped), _READ_ONLY, doing="locking the file's pages")
+        driver.call("cuMemHostRegister", address, len(file.mapped), READ_ONLY, doing="locking the file's pages")
     except DeviceError:  # a file system or a limit that it cannot pass
-        return None
-    locked = ExitStack()
-    locked.callback(driver.release, "cuMemHostUnregister", address)
-    return locked
+        return False
+    resources.callback(driver.release, "cuMemHostUnregister", address)
+    return True
 
 
 class _Bank:

@@ -61,6 +61,11 @@ class WeightsFile:
         pages = self._hashes.pages
         self.mapped = None if pages is None else np.frombuffer(pages, np.uint8)  # unmapped when the last view of it goes
 
+    @property
+    def locked(self) -> bool:
+        """Whether its pages have been locked for the device already; they are unlocked when it is closed."""
+        return self._hashes.unlock is not None
+
     def read(self, chunk: Chunk, out: NDArray[np.uint8]) -> None:
         """Fill `out` with the chunk's bytes. Raises ArtifactError if the file has become shorter."""
         if self.mapped is not None:

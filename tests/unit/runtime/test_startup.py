@@ -107,9 +107,9 @@ def test_little_is_imported_before_cuda_starts() -> None:
     code = "import json, sys, ouro_build.runtime.entry; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout)
-    assert not {"numpy", "click", "msgspec", "cuda.bindings.driver", "inspect"} & set(loaded)
+    assert not {"numpy", "click", "msgspec", "cuda.bindings.driver", "inspect", "hashlib"} & set(loaded)
     assert {m for m in loaded if m.startswith("ouro_build.")} == {
         "ouro_build.artifacts", "ouro_build.artifacts.chunks", "ouro_build.artifacts.errors", "ouro_build.runtime",
-        "ouro_build.runtime.chunk_hashes", "ouro_build.runtime.driver", "ouro_build.runtime.entry",
-        "ouro_build.runtime.opening", "ouro_build.runtime.start", "ouro_build.runtime.startup", "ouro_build.runtime.threads",
+        "ouro_build.runtime.driver", "ouro_build.runtime.entry", "ouro_build.runtime.opening", "ouro_build.runtime.start",
+        "ouro_build.runtime.startup",
     }  # fmt: skip
