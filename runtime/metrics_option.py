@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 
 from ouro_build.artifacts.console import require_extra
-from ouro_build.runtime.worker import Worker
+
+if TYPE_CHECKING:
+    from ouro_build.runtime.worker import Worker
 
 
 def _with_extra(_: click.Context, __: click.Parameter, port: int | None) -> int | None:
