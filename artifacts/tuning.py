@@ -31,10 +31,10 @@ class Fragments(_Record, frozen=True, kw_only=True, tag_field="form", tag="fragm
 
     `block_n` weight rows of a tile, `warps` (the width is split over them), `step` elements of the width that a warp takes at
     once, `ahead` and `x_ahead` steps whose weights and activations are loaded ahead, `maxnreg` registers a thread (0: the
-    compiler's), `programs` a multiprocessor that share the tiles.
+    compiler's).
 
     Left alone, ptxas aims at more programs a multiprocessor than the loads in flight leave room for, and orders the loads to
-    save registers. Programs that leave half of the registers to the next launch let it load its first weights while they end.
+    save registers.
     """
 
     block_n: Annotated[int, msgspec.Meta(ge=16, le=128)]
@@ -43,7 +43,6 @@ class Fragments(_Record, frozen=True, kw_only=True, tag_field="form", tag="fragm
     ahead: Annotated[int, msgspec.Meta(ge=1, le=64)]
     x_ahead: Annotated[int, msgspec.Meta(ge=1, le=64)]
     maxnreg: _Registers
-    programs: _Count
 
     def __post_init__(self) -> None:
         _check_powers(block_n=self.block_n, warps=self.warps, step=self.step)

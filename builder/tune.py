@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -11,12 +10,13 @@ from typing import Any
 
 import msgspec
 
-from ouro_build.artifacts.errors import BuildError, OutputError, UsageError
+from ouro_build.artifacts.errors import BuildError, UsageError
 from ouro_build.artifacts.fit import fit
 from ouro_build.artifacts.manifest import TargetRecord
 from ouro_build.artifacts.reader import Artifact
 from ouro_build.artifacts.tuning import FORMS, Entry, TuningTable, encode_table
 from ouro_build.builder.cache import ImageCache
+from ouro_build.builder.output import write_file
 from ouro_build.builder.toolchain import find_toolchain
 from ouro_build.builder.tune_bench import Refused, StepBench
 from ouro_build.builder.tune_images import TriedImages
@@ -211,13 +211,7 @@ class _Tuning:
 
     def _write(self) -> None:
         """All of the table so far, or what was there before."""
-        partial = self._output.with_name(f".{self._output.name}.{os.getpid()}")
-        try:
-            partial.write_bytes(encode_table(self._table(self._entries)))
-            partial.replace(self._output)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise OutputError(f"cannot be written: {error.strerror}", where=str(self._output)) from error
+        write_file(self._output, encode_table(self._table(self._entries)))
 
 
 def _described(family: Family, bucket: int, context: int, found: Found) -> TunedStep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from ouro_build.artifacts.dtypes import DTYPES
@@ -27,10 +28,9 @@ class Site(NamedTuple):
         return f"{self.kernel} {'×'.join(map(str, self.sizes))}, {self.rows} rows"
 
 
-def matrix_site(kernel: str, bucket: int, weight: Buffer) -> Site:
-    """Of a kernel that multiplies `bucket` rows with `weight` [N, K]."""
-    size, width = weight.sizes
-    return Site(kernel, _bits(weight.dtype), bucket, (size, width), _kind(size, width))
+def matrix_site(kernel: str, bucket: int, size: int, width: int, dtype: str) -> Site:
+    """Of a kernel that multiplies `bucket` rows with a weight [size, width] of `dtype`."""
+    return Site(kernel, _bits(dtype), bucket, (size, width), _kind(size, width))
 
 
 def attention_site(kernel: str, bucket: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> Site:
@@ -47,8 +47,17 @@ def site_of(launch: Launch) -> Site | None:
     if kernel.startswith("attention"):
         bucket, heads, head_dim = named["q"].sizes
         return attention_site(kernel, bucket, heads, page_shape(named["kv"])[0], head_dim, named["kv"].dtype)
-    site = matrix_site(kernel, named["rows"].sizes[0], named["weight"])
+    x = named["x"]
+    site = matrix_site(kernel, named["rows"].sizes[0], _weight_rows(kernel, named), x.sizes[1], x.dtype)
     return None if FORMS[kernel] is Fragments and site.bits == 32 else site
+
+
+def _weight_rows(kernel: str, named: Mapping[str, Buffer]) -> int:
+    """Rows of the weight: a weight's own shape is that of its blocks."""
+    if kernel == "linear_rope":
+        _, heads, head_dim = named["q"].sizes
+        return (heads + 2 * page_shape(named["kv"])[0]) * head_dim
+    return named["out"].sizes[1] * (2 if kernel == "linear_silu" else 1)
 
 
 def _kind(size: int, width: int) -> str:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ouro_build.artifacts.console import Output
-from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.reader import open_artifact
 from ouro_build.artifacts.records import BenchCheck, BenchRecord
+from ouro_build.runtime.bench_serve_cli import serve_command
+from ouro_build.runtime.bench_startup_cli import startup_command
+from ouro_build.runtime.numbers import numbers
 from ouro_build.runtime.paths import Choice
 
 if TYPE_CHECKING:
@@ -26,6 +28,10 @@ _COLUMNS = (
 @click.group("bench")
 def bench() -> None:
     """Measure an artifact on this machine; nothing is timed that is not right."""
+
+
+bench.add_command(serve_command)
+bench.add_command(startup_command)
 
 
 @bench.command("decode")
@@ -51,7 +57,7 @@ def decode_command(
     """Check the programs of decode steps, then time steps at every given number of rows and context."""
     from ouro_build.runtime.bench import bench_decode  # a worker that only runs should not load it
 
-    shapes = list(product(_numbers(rows, "--rows"), _numbers(context, "--context")))
+    shapes = list(product(numbers(rows, "--rows"), numbers(context, "--context")))
     out = Output(json=as_json)
     opened = open_artifact(artifact, "all_but_weights")
     record = bench_decode(
@@ -65,14 +71,6 @@ def decode_command(
     if not record.right:
         out.say("a check failed, so nothing was timed; please report it, and do not deploy the artifact here")
     return 0 if record.right else 1
-
-
-def _numbers(text: str, flag: str) -> list[int]:
-    try:
-        found = [int(item) for item in text.split(",")]
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not a list of numbers", where=flag, hint=f"Write it like {flag} 1,8") from error
-    return list(dict.fromkeys(found))
 
 
 def _drawn(record: BenchRecord) -> RenderableType:

@@ -12,7 +12,7 @@ from ouro_build.kernels.tuning import tuning_of
 
 KERNEL = Kernel(
     name="linear_many",
-    contract=1,
+    contract=2,
     writes=("out",),
     tolerance=Tolerance(
         absolute={"bfloat16": 1e-4, "float16": 1e-4, "float32": 2e-5},
@@ -23,7 +23,7 @@ KERNEL = Kernel(
 
 
 # Where no table has an entry the tile is one of these, by an estimate of its time: (m, n, k, warps) as in `Tile`.
-_WIDEST = (128, 256, 64, 8)
+_WIDEST = ((256, 128, 64, 8), (128, 256, 64, 8))
 _TENSOR_CORE_TILES = ((128, 128, 64, 8), (64, 128, 64, 4), (64, 64, 64, 4), (64, 32, 128, 4))
 _FLOAT32_TILES = ((64, 64, 32, 4), (32, 64, 32, 4), (16, 64, 32, 4))
 # Products that take as long as reading one element of an operand into shared memory.
@@ -36,8 +36,8 @@ _RESERVE = 2 * KIB
 
 def linear_many(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer, gather: bool) -> Launch:
     """See `linear`."""
-    bucket, (size, width) = rows.sizes[0], weight.sizes
-    tile = tile_shape(part, matrix_site(KERNEL.name, bucket, weight))
+    bucket, size, width = rows.sizes[0], out.sizes[1], x.sizes[1]
+    tile = tile_shape(part, matrix_site(KERNEL.name, bucket, size, width, weight.dtype))
     return KERNEL.launch(
         part,
         grid=(ceil_div(bucket, tile.m) * ceil_div(size, tile.n), 1, 1),
@@ -66,7 +66,7 @@ def reasoned_tile(part: Part, site: Site) -> Tile:
     """Where no table has an entry: the tile with the least estimated time, with as many stages as fit in shared memory."""
     shapes = _FLOAT32_TILES if site.bits == 32 else _TENSOR_CORE_TILES
     if site.bits != 32 and leaves_registers(part):
-        shapes = (_WIDEST, *shapes)
+        shapes = (*_WIDEST, *shapes)
     tiles = [_staged(part, shape, site.bits // 8) for shape in shapes]
     fitting = [t for t in tiles if t.m <= max(site.rows, tiles[-1].m) and t.stages >= _MIN_STAGES]
     return min(fitting, key=lambda t: _cost(part, t, site.rows, site.sizes[0]))

@@ -33,7 +33,7 @@ COMMAND = [sys.executable, "-P", "-c", "from ouro_build.builder.cli import main;
 SHAPE = ["--model", "preset:tiny", "--buckets", "1,2", "--prefill-buckets", "16", "--max-context", "64", "--workers", "2"]
 CUOBJDUMP = "backends/nvidia/bin/cuobjdump"
 # The projection that follows attention in preset:tiny.
-TUNED = Fragments(block_n=32, warps=2, step=32, ahead=1, x_ahead=1, maxnreg=0, programs=99)
+TUNED = Fragments(block_n=32, warps=2, step=32, ahead=1, x_ahead=1, maxnreg=0)
 ENTRY = Entry(kernel="linear_few", bits=16, rows=1, sizes=(64, 64), parameters=TUNED)
 
 
@@ -129,7 +129,7 @@ def test_a_build_takes_a_table_and_says_so(cache: Path, tmp_path: Path) -> None:
 
 
 def test_an_entry_that_spills_is_named(cache: Path, tmp_path: Path) -> None:
-    small = Fragments(block_n=128, warps=1, step=64, ahead=1, x_ahead=1, maxnreg=32, programs=99)
+    small = Fragments(block_n=128, warps=1, step=64, ahead=1, x_ahead=1, maxnreg=32)
     entry = Entry(kernel="linear_few", bits=16, rows=1, sizes=(64, 64), parameters=small)
     process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache), "--tuning", table(tmp_path, entry))
     _, err = process.communicate()

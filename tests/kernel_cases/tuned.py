@@ -12,7 +12,7 @@ from ouro_build.kernels.linear_few import linear_few
 from ouro_build.kernels.linear_rope import linear_rope
 from ouro_build.kernels.linear_silu import linear_silu
 from ouro_build.kernels.split_contexts import SPLIT_RECORD
-from tests.kernel_harness import buffer
+from tests.kernel_harness import buffer, matrix_buffer
 
 HEAD_DIM, PLANES, LAYERS, CONTEXT, BLOCK_SIZE = 128, 96, 24, 4096, 16
 # [N, K] of a kind; N of `linear_rope` is that of so many heads, with as many key and value heads.
@@ -34,7 +34,7 @@ def _linear(part: Part, dtype: str, bucket: int, kind: str) -> Launch:
         part,
         rows=buffer("rows", "int32", bucket, 8),
         x=buffer("x", dtype, bucket, width),
-        weight=buffer("weight", dtype, size, width),
+        weight=matrix_buffer("weight", dtype, size, width),
         out=buffer("out", dtype, bucket, size),
         gather=False,
     )
@@ -46,7 +46,7 @@ def _silu(part: Part, dtype: str, bucket: int, kind: str) -> Launch:
         part,
         rows=buffer("rows", "int32", bucket, 8),
         x=buffer("x", dtype, bucket, width),
-        weight=buffer("weight", dtype, size, width),
+        weight=matrix_buffer("weight", dtype, size, width),
         out=buffer("out", dtype, bucket, size // 2),
     )
 
@@ -57,7 +57,7 @@ def _rope(part: Part, dtype: str, bucket: int, kind: str) -> Launch:
         part,
         rows=buffer("rows", "int32", bucket, 8),
         x=buffer("x", dtype, bucket, width),
-        weight=buffer("weight", dtype, 3 * heads * HEAD_DIM, width),
+        weight=matrix_buffer("weight", dtype, 3 * heads * HEAD_DIM, width),
         blocks=buffer("blocks", "int32", bucket),
         rotation=buffer("rotation", "float32", bucket, 2, HEAD_DIM // 2),
         kv=buffer("kv", dtype, PLANES, LoadTimeValue.KV_BLOCKS, 2, heads, BLOCK_SIZE, HEAD_DIM),

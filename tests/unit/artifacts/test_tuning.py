@@ -15,7 +15,7 @@ from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.records import DeviceRecord
 from ouro_build.artifacts.tuning import Entry, Fragments, Measured, Splits, TuningTable, decode_table, encode_table
 
-SHAPE = Fragments(block_n=16, warps=8, step=64, ahead=6, x_ahead=6, maxnreg=168, programs=99)
+SHAPE = Fragments(block_n=16, warps=8, step=64, ahead=6, x_ahead=6, maxnreg=168)
 SPLITS = Splits(tile_bytes=16384, warps=8, programs=2, longest=64, shortest=1, stages=3, maxnreg=128)
 TABLE = TuningTable(
     name="made-up",

@@ -222,8 +222,9 @@ def test_an_artifact_of_another_version(tmp_path: Path, api: FakeDriver) -> None
 
 
 def test_a_table_that_cannot_be_written(artifact: Artifact, tmp_path: Path, api: FakeDriver) -> None:
+    (tmp_path / "file").write_text("no folder")
     with pytest.raises(OutputError, match="cannot be written"):
-        tune(artifact, tmp_path / "none" / "t.json", options(tmp_path, kernels=("linear_few",), buckets=(1,)), api=api)
+        tune(artifact, tmp_path / "file" / "t.json", options(tmp_path, kernels=("linear_few",), buckets=(1,)), api=api)
     assert api.live() == {}
 
 

@@ -19,7 +19,7 @@ H200 = find_part("h200")
 DEEP = Site("linear_few", 16, 8, (2048, 5632), "deep")
 NARROW = Site("linear_few", 16, 8, (2048, 2048), "narrow")
 FORMS: tuple[Parameters, ...] = (
-    Fragments(block_n=16, warps=8, step=64, ahead=6, x_ahead=6, maxnreg=168, programs=99),
+    Fragments(block_n=16, warps=8, step=64, ahead=6, x_ahead=6, maxnreg=168),
     Tile(m=64, n=64, k=64, warps=4, stages=3),
     Splits(tile_bytes=16384, warps=8, programs=2, longest=16, shortest=4, stages=3, maxnreg=128),
     Queries(rows=64, tile=64, warps=4, stages=3),

@@ -17,7 +17,7 @@ from ouro_build.kernels.linear_few import fragment_shape, reasoned_fragments
 from ouro_build.kernels.sites import Site, attention_site, site_of
 from ouro_build.kernels.tuning import SHIPPED, Tuning, shipped, tuned, tuning_of
 from tests.kernel_cases.tuned import launch_of
-from tests.kernel_harness import buffer
+from tests.kernel_harness import buffer, matrix_buffer
 
 H200 = find_part("h200")
 SITE = Site("linear_few", 16, 4, (2048, 5632), "deep")
@@ -26,7 +26,7 @@ SPLITS = Splits(tile_bytes=8192, warps=4, programs=3, longest=32, shortest=2, st
 
 
 def fragments(ahead: int) -> Fragments:
-    return Fragments(block_n=16, warps=8, step=64, ahead=ahead, x_ahead=1, maxnreg=168, programs=99)
+    return Fragments(block_n=16, warps=8, step=64, ahead=ahead, x_ahead=1, maxnreg=168)
 
 
 def entry(ahead: int, rows: int, sizes: tuple[int, ...] = (), kind: str = "") -> Entry:
@@ -133,7 +133,7 @@ def test_every_form_reaches_its_launch() -> None:
         ),
     )
     rows = buffer("rows", "int32", 64, 8)
-    tiled = linear(part, rows=rows, x=buffer("x", "bfloat16", 64, 128), weight=buffer("w", "bfloat16", 256, 128),
+    tiled = linear(part, rows=rows, x=buffer("x", "bfloat16", 64, 128), weight=matrix_buffer("w", "bfloat16", 256, 128),
                    out=buffer("out", "bfloat16", 64, 256))  # fmt: skip
     assert tiled.grid == (2 * 4, 1, 1)
     assert dict(tiled.specialization.constants) | {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32} == dict(
@@ -149,6 +149,6 @@ def test_every_form_reaches_its_launch() -> None:
     assert (dict(prefill.specialization.constants)["TILE"], prefill.specialization.options.num_warps) == (16, 2)
     rule = split_rule(part, 1, 16, 16, 128, "bfloat16")
     assert (rule.tile, rule.longest, rule.shortest) == (32, 32, 2)
-    few = linear(part, rows=buffer("rows", "int32", 1, 8), x=buffer("x", "bfloat16", 1, 8192),
-                 weight=buffer("w", "bfloat16", 256, 4096), out=buffer("out", "bfloat16", 1, 256))  # fmt: skip
+    few = linear(part, rows=buffer("rows", "int32", 1, 8), x=buffer("x", "bfloat16", 1, 4096),
+                 weight=matrix_buffer("w", "bfloat16", 256, 4096), out=buffer("out", "bfloat16", 1, 256))  # fmt: skip
     assert dict(few.specialization.constants)["AHEAD"] == 7
