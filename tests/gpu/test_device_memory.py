@@ -8,11 +8,13 @@ import pytest
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 
 from ouro_build.artifacts.manifest import FileRecord
-from ouro_build.artifacts.plan import Pool
+from ouro_build.artifacts.plan import Buffer, Pool
 from ouro_build.runtime import upload
 from ouro_build.runtime.device_memory import DeviceMemory
 from ouro_build.runtime.driver import Driver, open_driver
 from ouro_build.runtime.machine import describe, probe
+from ouro_build.runtime.memory import HostMemory
+from ouro_build.runtime.snapshots import HostSnapshot, TorchSnapshot, written_lines
 from ouro_build.runtime.upload import upload_file
 
 MACHINE = probe()
@@ -149,3 +151,35 @@ def test_a_file_fills_the_pool(
     record = FileRecord(path=path.name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest(), chunks=digests)
     assert upload_file(memory, path, 4096, record, check=check) == len(content) - 4096
     assert memory.read(Pool.WEIGHTS, 0, len(content) - 4096).tobytes() == content[4096:]
+
+
+@pytest.mark.parametrize("nbytes", [1001, 16 * 65537])
+def test_a_pool_is_filled_with_copies_of_its_start_but_for_lines_filled_otherwise(memory: DeviceMemory, nbytes: int) -> None:
+    held = []
+    for made in (memory, HostMemory({Pool.WEIGHTS: 40 * MIB})):
+        made.write(Pool.WEIGHTS, 0, random_bytes(nbytes))
+        made.repeat(Pool.WEIGHTS, nbytes)
+        for lines in ((3, 5 * MIB + 7, 1234, 8), (30 * MIB, 9 * MIB, 9 * MIB, 1), (100, 256, 240, 96)):
+            made.fill_lines(Pool.WEIGHTS, *lines, 0xFF)
+        held.append(made.read(Pool.WEIGHTS, 0, 40 * MIB))
+    assert np.array_equal(*held)
+
+
+def test_snapshots_see_a_bit_and_the_lines_that_were_written(driver: Driver) -> None:
+    memory = DeviceMemory(driver, {Pool.KV: 40 * MIB, Pool.IO: 1000})
+    wide = Buffer("wide", Pool.KV, "float32", (10 * MIB // 16, 16), 0)
+    snapshots = before, after, host = TorchSnapshot(memory), TorchSnapshot(memory), HostSnapshot(memory)
+    for pool in (Pool.KV, Pool.IO):
+        memory.fill(pool, 1)
+    before.take()
+    memory.write(Pool.KV, 64 * 1000, np.full(65, 2, np.uint8))
+    after.take()
+    host.take()
+    assert [snapshot.same() for snapshot in snapshots] == [False, True, True]
+    memory.write(Pool.KV, 40 * MIB - 1, np.full(1, 3, np.uint8))
+    assert [snapshot.same() for snapshot in snapshots] == [False, False, False]
+    got, now = written_lines(wide, before, after)
+    assert got.shape == now.shape == (3, 64)
+    assert got[:, -1].tolist() == [2, 1, 1]
+    assert now[:, -1].tolist() == [2, 1, 3]
+    memory.close()

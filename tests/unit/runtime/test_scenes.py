@@ -100,7 +100,9 @@ def test_blocks_for_fewer_rows_are_enough_for_them() -> None:
         for bucket in geometry.buckets:
             for live in live_patterns(bucket):
                 for seed in range(20):
-                    Scene(model, geometry, ProgramKey(program, bucket), live, blocks_needed(geometry, bucket), seed)
+                    key = ProgramKey(program, bucket)
+                    Scene(model, geometry, key, live, blocks_needed(geometry, bucket), seed)
+                    Scene(model, geometry, key, live, blocks_needed(geometry, bucket, 50), seed, 50)
     assert blocks_needed(geometry, 1) < blocks_needed(geometry)
 
 
