@@ -162,7 +162,7 @@ def test_a_pool_is_filled_with_copies_of_its_start_but_for_lines_filled_otherwis
         for lines in ((3, 5 * MIB + 7, 1234, 8), (30 * MIB, 9 * MIB, 9 * MIB, 1), (100, 256, 240, 96)):
             made.fill_lines(Pool.WEIGHTS, *lines, 0xFF)
         held.append(made.read(Pool.WEIGHTS, 0, 40 * MIB))
-    assert np.array_equal(*held)
+    assert np.array_equal(held[0], held[1])
 
 
 def test_snapshots_see_a_bit_and_the_lines_that_were_written(driver: Driver) -> None:
