@@ -17,7 +17,7 @@ from ouro_build.artifacts.packing import INV_FREQ
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import Artifact
 from ouro_build.artifacts.records import BaselineLine, BenchCheck, BenchLine, BenchRecord, PromptBaseline
-from ouro_build.runtime.bench_prefill import Prompt, check_prompt, make_prompt_line, prompt_keys
+from ouro_build.runtime.bench_prefill import Prompt, check_prompt, make_prompt_line, prompt_bucket, prompt_keys
 from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_seconds
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
@@ -210,7 +210,7 @@ class _Bench:
             for tokens in prompts:
                 say(f"checking the prefill of {tokens} tokens")
                 found = Prompt(model, geometry, pools, tokens).compare(snapshot)
-                checks.append(_check("prompt", geometry.prefill_buckets[-1], tokens, found))
+                checks.append(_check("prompt", prompt_bucket(geometry, tokens), tokens, found))
         return tuple(checks)
 
     def _lacks_torch(self) -> str:

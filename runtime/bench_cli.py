@@ -79,7 +79,8 @@ def decode_command(
 def _shapes(rows: str | None, context: str | None, shapes: str | None) -> list[Shape]:
     """The (rows, context) of every line."""
     if shapes is None:
-        return list(product(_numbers(rows or "1", "--rows"), _numbers(context or "1024", "--context")))
+        every = _numbers("1" if rows is None else rows, "--rows")
+        return list(product(every, _numbers("1024" if context is None else context, "--context")))
     if rows is not None or context is not None:
         raise UsageError("given beside --rows or --context", where="--shapes", hint="Give one or the other.")
     try:

@@ -85,6 +85,11 @@ class Prompt:
         return RowInput(self._geometry.decode_slots + at, token, position, 0, -1 if within else blocks[index])
 
 
+def prompt_bucket(geometry: Geometry, tokens: int) -> int:
+    """The bucket that the first chunk of a prompt of `tokens` tokens runs in."""
+    return _bucket(geometry, min(tokens, geometry.prefill_buckets[-1]))
+
+
 def prompt_keys(geometry: Geometry, lengths: Sequence[int]) -> list[ProgramKey]:
     """The programs that take nearly all of the prefill of prompts of `lengths` tokens."""
     most = geometry.prefill_buckets[-1]
@@ -125,7 +130,7 @@ def make_prompt_line(model: ModelConfig, geometry: Geometry, tokens: int, ms: fl
     flop = prompt_flop(model, tokens)
     return PromptLine(
         tokens=tokens,
-        bucket=_bucket(geometry, min(tokens, most)),
+        bucket=prompt_bucket(geometry, tokens),
         chunks=-(-tokens // most),
         ms=ms,
         tokens_s=tokens / ms * 1e3,

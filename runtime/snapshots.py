@@ -18,6 +18,8 @@ _PIECE = 4 << 20
 """Bytes that are copied to the host at a time: few enough to stay in its cache until they are compared."""
 _CHUNK = 256 << 20
 """Bytes that torch compares at a time, which bounds what it takes for intermediate results."""
+_SPARE = 4 << 30
+"""Bytes of device memory that a copy leaves to those results and to the reference."""
 
 
 class Snapshot(Protocol):
@@ -55,48 +57,56 @@ class HostSnapshot:
 
 
 class TorchSnapshot:
-    """A copy where the pools are, made and compared there by torch, which sees them on CUDA device `device` or on the host.
+    """A copy made and compared by torch where the pools are, on CUDA device `device` or on the host.
 
-    `now` and `kept`: the pools of COMPARED that have bytes, as uint8 tensors.
+    Where the device has no room for the copy, it is kept on the host, and compared on the device piece by piece.
     """
 
     def __init__(self, memory: Memory, device: int = 0) -> None:
         self._torch = require_torch()
         self._memory = memory
-        self._device = device
-        self.now = {pool: tensor for pool, tensor in pool_tensors(memory, device).items() if pool in COMPARED}
-        self.kept: dict[Pool, Any] = {}
+        self._device = None if isinstance(memory, HostMemory) else device
+        self._now = {pool: tensor for pool, tensor in pool_tensors(memory, device).items() if pool in COMPARED}
+        self._kept: dict[Pool, Any] = {}
 
     def take(self) -> None:
         self._memory.synchronize()
-        self.kept = self.kept or {pool: self._torch.empty_like(tensor) for pool, tensor in self.now.items()}
-        for pool, tensor in self.now.items():
-            self.kept[pool].copy_(tensor)
-        if not isinstance(self._memory, HostMemory):  # torch works on a stream of its own
+        if not self._kept:
+            where = self._where()
+            self._kept = {pool: self._torch.empty_like(tensor, device=where) for pool, tensor in self._now.items()}
+        for pool, tensor in self._now.items():
+            self._kept[pool].copy_(tensor)
+        if self._device is not None:  # torch works on a stream of its own
             self._torch.cuda.synchronize(self._device)
 
     def same(self) -> bool:
         self._memory.synchronize()
-        pairs = [zip(self.kept[p].split(_CHUNK), now.split(_CHUNK), strict=True) for p, now in self.now.items()]
-        return all(self._torch.equal(a, b) for pair in pairs for a, b in pair)
+        pairs = ((self._kept[pool].split(_CHUNK), now.split(_CHUNK)) for pool, now in self._now.items())
+        return all(self._torch.equal(a.to(b.device), b) for kept, now in pairs for a, b in zip(kept, now, strict=True))
 
+    def differing(self, buffer: Buffer) -> Any:
+        """Which lines of `buffer`, one for each of its last dimension, the pools now hold otherwise: bool tensor [lines].
 
-def written_lines(buffer: Buffer, before: TorchSnapshot, after: TorchSnapshot) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """The lines of `buffer`, one for each of its last dimension, that `after` or the pools now have otherwise than `before`.
+        `buffer` is in a pool of COMPARED. Waits for the work already submitted.
+        """
+        self._memory.synchronize()
+        kept, now = self._lines(buffer)
+        pieces = (t.split(max(1, _CHUNK // t.shape[1])) for t in (kept, now))
+        return self._torch.cat([(a.to(b.device) != b).any(1) for a, b in zip(*pieces, strict=True)])
 
-    Returns them from `after` and from the pools, uint8 [lines, bytes of a line] each. The work submitted must be finished.
-    """
-    kinds = (before.kept, after.kept, after.now)
-    lines = [_lines(buffer, tensors[buffer.pool]) for tensors in kinds]
-    got, wanted = [], []
-    for old, left, right in zip(*(t.split(max(1, _CHUNK // t.shape[1])) for t in lines), strict=True):
-        written = ((left != old) | (right != old)).any(1)
-        got.append(left[written].cpu().numpy())
-        wanted.append(right[written].cpu().numpy())
-    return np.concatenate(got), np.concatenate(wanted)
+    def lines(self, buffer: Buffer, which: Any) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """The lines `which` of `buffer`, as kept and as they are now: uint8 [lines, bytes of a line] each."""
+        kept, now = (t[which.to(t.device)].cpu().numpy() for t in self._lines(buffer))
+        return kept, now
 
+    def _lines(self, buffer: Buffer) -> tuple[Any, Any]:
+        width = DTYPES[buffer.dtype].bytes * int(buffer.shape[-1] if isinstance(buffer.shape[-1], int) else 1)
+        kept, now = self._kept[buffer.pool], self._now[buffer.pool]
+        end = buffer.offset + (buffer.bytes or len(now))  # a buffer of a load-time size fills its pool
+        return kept[buffer.offset : end].reshape(-1, width), now[buffer.offset : end].reshape(-1, width)
 
-def _lines(buffer: Buffer, pool: Any) -> Any:
-    size = buffer.bytes or len(pool)  # a buffer of a load-time size fills its pool
-    width = DTYPES[buffer.dtype].bytes * int(buffer.shape[-1] if isinstance(buffer.shape[-1], int) else 1)
-    return pool[buffer.offset : buffer.offset + size].reshape(-1, width)
+    def _where(self) -> str:
+        if self._device is None:
+            return "cpu"
+        free, _ = self._torch.cuda.mem_get_info(self._device)
+        return f"cuda:{self._device}" if free >= sum(map(len, self._now.values())) + _SPARE else "cpu"

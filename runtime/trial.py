@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ouro_build.artifacts.manifest import Manifest
-from ouro_build.artifacts.plan import Buffer, ProgramKey
+from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.runtime.executor import Executor
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.scenes import Scene, live_patterns
-from ouro_build.runtime.snapshots import COMPARED, HostSnapshot, Snapshot, TorchSnapshot, written_lines
+from ouro_build.runtime.snapshots import COMPARED, HostSnapshot, Snapshot, TorchSnapshot
 
 # A program is hundreds of kernels deep, and in bfloat16 each rounds its outputs to 8 bits: two right executions differ by the
 # random sum of those roundings, some units in a row's last place. float32 leaves only the order of sums.
@@ -47,7 +46,7 @@ class Trial:
     Every run starts from the same bytes in all pools but the weights. Between executors every byte of the pools of COMPARED
     is compared, whether a program was to write it or not; with the reference every line of the buffers there that it or
     the executor wrote, within TOLERANCE. Where there is a reference, there is torch: all is then compared where the pools
-    are, on CUDA device `device` if they are on one, which takes twice their size there. Otherwise they are copied to the host.
+    are, on CUDA device `device` if they are on one. Otherwise they are copied to the host.
 
     The pools must have at least `blocks_needed` KV blocks, and are overwritten but for the weights.
     """
@@ -55,51 +54,43 @@ class Trial:
     def __init__(self, manifest: Manifest, pools: Pools, reference: Executor | None, device: int = 0) -> None:
         self._manifest, self._pools = manifest, pools
         self._buffers = {b.name: b for b in pools.index.buffers}
-        self._truth = None if reference is None else _Truth(reference, pools, device)
-        self._got: Snapshot = HostSnapshot(pools.memory) if self._truth is None else self._truth.got
+        self._reference = reference
+        self._torch = None if reference is None else TorchSnapshot(pools.memory, device)
+        self._got: Snapshot = self._torch or HostSnapshot(pools.memory)
 
     def compare(self, key: ProgramKey) -> Compared:
         """Run `key` in every arrangement of live rows. Raises DeviceError if it cannot be run."""
         executors = [e for e in self._pools.executors if e.has(key)]
         runs = executors if len(executors) > 1 else executors * 2
         patterns = live_patterns(key.bucket)
-        equal, error = True, None if self._truth is None else 0.0
+        equal, error = True, None if self._reference is None else 0.0
         for live in patterns:
             scene = Scene(self._manifest.model, self._manifest.geometry, key, live, self._pools.kv_blocks)
             self._put(scene)
-            if self._truth is not None:
-                self._truth.before.take()
             runs[-1].run(key)
             self._got.take()
             for other in runs[:-1]:
                 self._put(scene)
                 other.run(key)
                 equal &= self._got.same()
-            if self._truth is not None and error is not None:
-                self._put(scene)
-                off = self._truth.difference(key, self._buffers.values())
-                error = max(error, off / TOLERANCE[self._manifest.model.dtype])
+            if self._reference is not None and self._torch is not None and error is not None:
+                error = max(error, self._error(key, scene, self._reference, self._torch))
         return Compared(len(patterns), tuple(e.name for e in executors), equal, error)
 
     def _put(self, scene: Scene) -> None:
         scene.write(self._pools.memory, self._buffers)
 
-
-class _Truth:
-    """The reference over `pools`, the state that a run started from, and the one that an executor got to."""
-
-    def __init__(self, reference: Executor, pools: Pools, device: int) -> None:
-        self._reference, self._memory = reference, pools.memory
-        self.before, self.got = (TorchSnapshot(pools.memory, device) for _ in range(2))
-
-    def difference(self, key: ProgramKey, buffers: Iterable[Buffer]) -> float:
-        """Run the reference; the largest difference of what was got from what it leaves, over all buffers (see
-        `_difference`).
-        """
-        self._reference.run(key)
-        self._memory.synchronize()
-        compared = [buffer for buffer in buffers if buffer.pool in COMPARED]
-        return max((_difference(b.dtype, *written_lines(b, self.before, self.got)) for b in compared), default=0.0)
+    def _error(self, key: ProgramKey, scene: Scene, reference: Executor, got: TorchSnapshot) -> float:
+        """Run the reference; the largest difference from it over the lines that either wrote, in tolerances."""
+        self._put(scene)
+        compared = [buffer for buffer in self._buffers.values() if buffer.pool in COMPARED]
+        wrote = [got.differing(buffer) for buffer in compared]
+        reference.run(key)
+        # A line that the reference alone wrote differs from what was got.
+        written = [which | got.differing(buffer) for which, buffer in zip(wrote, compared, strict=True)]
+        pairs = zip(compared, written, strict=True)
+        worst = max((_difference(buffer.dtype, *got.lines(buffer, which)) for buffer, which in pairs), default=0.0)
+        return worst / TOLERANCE[self._manifest.model.dtype]
 
 
 def _difference(dtype: str, got: NDArray[np.uint8], wanted: NDArray[np.uint8]) -> float:
