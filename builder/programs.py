@@ -144,7 +144,7 @@ class Programs:
         cache_place = self._locate(recorder, rows)
         attend = attention(recorder, rows)
         # The residual stream lives in rows here, so that no layer has to find a row's slot before it can read.
-        stream, x = workspace("stream", m.hidden_size), workspace("x", m.hidden_size)
+        residual, x = workspace("residual", m.hidden_size), workspace("x", m.hidden_size)
         q, attended = workspace("q", m.heads, m.head_dim), workspace("attended", m.query_size)
         gated = workspace("gated", m.intermediate_size)
         update = workspace("update", m.hidden_size)
@@ -154,12 +154,12 @@ class Programs:
 
         def add_and_norm(update_norm: Buffer, norm: Buffer) -> None:
             recorder.add(
-                residual_norm(part, rows=rows, update=update, update_weight=update_norm, stream=stream,
+                residual_norm(part, rows=rows, update=update, update_weight=update_norm, residual=residual,
                               weight=norm, out=x, eps=eps)
             )  # fmt: skip
 
         recorder.add(
-            rms_norm(part, rows=rows, hidden=b.hidden, weight=b.weight("input_norm", 0), stream=stream, out=x, eps=eps)
+            rms_norm(part, rows=rows, hidden=b.hidden, weight=b.weight("input_norm", 0), residual=residual, out=x, eps=eps)
         )
         for layer in range(m.layers):
             self._project(recorder, rows, cache_place, x, q, layer)

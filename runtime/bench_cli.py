@@ -12,6 +12,9 @@ from ouro_build.artifacts.console import Output
 from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.reader import open_artifact
 from ouro_build.artifacts.records import BenchCheck, BenchRecord
+from ouro_build.runtime.bench_serve_cli import serve_command
+from ouro_build.runtime.bench_startup_cli import startup_command
+from ouro_build.runtime.numbers import numbers
 from ouro_build.runtime.paths import Choice
 
 if TYPE_CHECKING:
@@ -29,6 +32,10 @@ _PREFILL_COLUMNS = ("tokens", "chunks", "ms", "tokens/s", "TFLOP/s", "torch eage
 @click.group("bench")
 def bench() -> None:
     """Measure an artifact on this machine; nothing is timed that is not right."""
+
+
+bench.add_command(serve_command)
+bench.add_command(startup_command)
 
 
 @bench.command("decode")
@@ -59,7 +66,7 @@ def decode_command(
     from ouro_build.runtime.bench import bench_decode  # a worker that only runs should not load it
 
     wanted = _shapes(rows, context, shapes)
-    prompts = [] if prefill is None else _numbers(prefill, "--prefill")
+    prompts = [] if prefill is None else numbers(prefill, "--prefill")
     out = Output(json=as_json)
     opened = open_artifact(artifact, "all_but_weights")
     record = bench_decode(
@@ -79,8 +86,8 @@ def decode_command(
 def _shapes(rows: str | None, context: str | None, shapes: str | None) -> list[Shape]:
     """The (rows, context) of every line."""
     if shapes is None:
-        every = _numbers("1" if rows is None else rows, "--rows")
-        return list(product(every, _numbers("1024" if context is None else context, "--context")))
+        every = numbers("1" if rows is None else rows, "--rows")
+        return list(product(every, numbers("1024" if context is None else context, "--context")))
     if rows is not None or context is not None:
         raise UsageError("given beside --rows or --context", where="--shapes", hint="Give one or the other.")
     try:
@@ -88,14 +95,6 @@ def _shapes(rows: str | None, context: str | None, shapes: str | None) -> list[S
     except ValueError as error:
         hint = "Write it like --shapes 1x1024,2x14600"
         raise UsageError(f"{shapes!r} is not a list of rows and contexts", where="--shapes", hint=hint) from error
-    return list(dict.fromkeys(found))
-
-
-def _numbers(text: str, flag: str) -> list[int]:
-    try:
-        found = [int(item) for item in text.split(",")]
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not a list of numbers", where=flag, hint=f"Write it like {flag} 1,8") from error
     return list(dict.fromkeys(found))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from ouro_build.artifacts.records import Reason
 from ouro_build.artifacts.rows import RECORD
 from ouro_build.runtime.batch import RowInput, StepInputs, row_limits
 from ouro_build.runtime.coverage import CoverageCounter
-from ouro_build.runtime.dispatch import Dispatcher
+from ouro_build.runtime.dispatch import Dispatcher, padded_to, replays_of
 from ouro_build.runtime.memory import Memory, Pending
 
 T = TypeVar("T")
@@ -121,7 +122,7 @@ class Steps:
         DeviceError if it cannot be submitted.
         """
         loops = self.loops(depth)
-        parts = _parts(rows, self.geometry.buckets[-1])
+        parts = _parts(rows, self.geometry.buckets)
         if len(parts) > 1:
             self._coverage.fallback(Reason.BUCKET_MISS, "recurrent", mode, len(rows), "split", loops)
         # The planes of skipped loops are filled from the row's position, which advance moves on.
@@ -135,6 +136,8 @@ class Steps:
             for program in ("coda", "sample", *skipped, "advance"):
                 self.run(program, len(part))
             reads.append(self._read_sampled(len(part), logits))
+        if parts:
+            self._coverage.step(mode, len(rows), loops)
         return self._submitted(reads, logits)
 
     def submit_prefill(self, rows: Sequence[RowInput], finished: Sequence[int] = (), *, logits: bool = False) -> Submitted:
@@ -143,7 +146,7 @@ class Steps:
         A request's rows are adjacent and ascending. Rows past the largest prefill bucket are run in several parts. Raises
         as `submit_decode` does.
         """
-        parts, ends = _parts(rows, self.geometry.prefill_buckets[-1]), _parts(finished, self.geometry.buckets[-1])
+        parts, ends = _parts(rows, self.geometry.prefill_buckets), _parts(finished, self.geometry.buckets)
         if len(parts) > 1:
             self._coverage.fallback(Reason.BUCKET_MISS, "prefill", "dense", len(rows), "split", self.model.loops)
         for at, part in enumerate(parts):
@@ -164,7 +167,7 @@ class Steps:
     def coda(self, slots: Sequence[int]) -> NDArray[np.float32]:
         """Logits of the slots' hidden states, float32 [len(slots), vocab]. The batch of rows stays as it is described."""
         reads = []
-        for part in _parts(slots, self.geometry.buckets[-1]):
+        for part in _parts(slots, self.geometry.buckets):
             self.describe_coda(part)
             self.run("coda", len(part))
             reads.append(self._read("logits", len(part)))
@@ -189,7 +192,7 @@ class Steps:
         for a program or mode that was not built, DeviceError if it cannot be submitted.
         """
         buckets = self._buckets.get(program, self.geometry.buckets)
-        bucket = next((b for b in buckets if b >= rows), None)
+        bucket = padded_to(rows, buckets)
         if bucket is None:
             raise RequestError(
                 f"{rows} rows, the largest bucket of {program} is {buckets[-1]}", hint="Run them in several parts."
@@ -251,8 +254,12 @@ def _check_buffers(buffers: Mapping[str, Buffer], model: ModelConfig, geometry: 
             raise ArtifactError(f"buffer {name} of shape {shape} in io is expected, the plans have {found}", where="plans")
 
 
-def _parts(rows: Sequence[T], largest: int) -> list[Sequence[T]]:
-    return [rows[at : at + largest] for at in range(0, len(rows), largest)]
+def _parts(rows: Sequence[T], buckets: Sequence[int]) -> list[Sequence[T]]:
+    """The rows of each replay."""
+    if len(rows) <= buckets[-1]:
+        return [rows] if rows else []
+    sizes = [r.rows for r in replays_of(len(rows), buckets) for _ in range(r.times)]
+    return [rows[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def _joined(reads: Sequence[Pending], dtype: type[N]) -> NDArray[N]:

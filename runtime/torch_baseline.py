@@ -31,8 +31,8 @@ class BaselineTimes(NamedTuple):
 class TorchDecoder:
     """Decode steps of `rows` rows that have `context` tokens each, the one being decoded included; or prompts of that length.
 
-    `weights` by the names of the packing. `cache` [2, planes, rows, kv_heads, context, head_dim] holds keys, then values;
-    `tokens` int64 [rows] are the inputs of a step, and what the step leaves there is what it chose.
+    `weights` by the names of the packing, its matrices [N, K]. `cache` [2, planes, rows, kv_heads, context, head_dim] holds
+    keys, then values; `tokens` int64 [rows] are the inputs of a step, and what the step leaves there is what it chose.
     """
 
     def __init__(self, model: ModelConfig, weights: Mapping[str, Tensor], cache: Tensor, tokens: Tensor) -> None:
@@ -92,11 +92,11 @@ class TorchDecoder:
 
 
 def random_weights(model: ModelConfig, device: str) -> dict[str, Tensor]:
-    """Weights of the packing's names, shapes and types, of no meaning: a step takes as long with any."""
+    """Weights of the packing's names and types, its matrices [N, K], of no meaning: a step takes as long with any."""
     generator = torch.Generator(device).manual_seed(0)
     made = {}
     for tensor in weight_layout(model):
-        values = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device)
+        values = torch.empty(tensor.matrix or tensor.shape, dtype=getattr(torch, tensor.dtype), device=device)
         made[tensor.name] = values.normal_(0, _STD, generator=generator)
     return made
 
@@ -107,7 +107,7 @@ def time_decode(model: ModelConfig, rows: int, context: int, device: int) -> Bas
     with torch.cuda.device(device):
         decoder = _decoder(model, rows, context, f"cuda:{device}")
         eager = median_ms(measure(decoder.step, torch.cuda.synchronize))
-        graph = median_ms(measure(_captured(decoder.step), torch.cuda.synchronize))
+        graph = median_ms(measure(captured(decoder.step), torch.cuda.synchronize))
     del decoder
     torch.cuda.empty_cache()
     return BaselineTimes(eager, graph)
@@ -132,7 +132,7 @@ def _decoder(model: ModelConfig, rows: int, context: int, where: str) -> TorchDe
     return TorchDecoder(model, random_weights(model, where), cache, tokens)
 
 
-def _captured(step: Callable[[], object]) -> Callable[[], object]:
+def captured(step: Callable[[], object]) -> Callable[[], object]:
     """Replays `step`, which has run before, as one CUDA graph."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

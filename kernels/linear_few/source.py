@@ -8,15 +8,17 @@ import triton
 import triton.language as tl
 
 from ouro_build.kernels.dependencies.source import release, wait
+from ouro_build.kernels.packed.source import column_offset, row_offset
 
 
 @triton.jit
-def load_ahead(at, k, STEP: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr, K: tl.constexpr):
-    """Weights of one step. They are not read again: evicting them first leaves the cache to the activations."""
-    if EVEN:
-        loaded = tl.load(at + STEP * SPAN, eviction_policy="evict_first")
+def load_ahead(at, k, STEP: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr, K: tl.constexpr):
+    """Weights of step STEP, each of SPAN columns for each of WARPS. They are not read again: evicting them first leaves the
+    cache to the activations. `k` are the first columns of blocks of 32, which are stored whole."""
+    if (K + 31) // 32 * 32 % (WARPS * SPAN) == 0:
+        loaded = tl.load(at + STEP * SPAN * 16, eviction_policy="evict_first")
     else:
-        loaded = tl.load(at + STEP * SPAN, mask=k + STEP * SPAN < K, other=0.0, eviction_policy="evict_first")
+        loaded = tl.load(at + STEP * SPAN * 16, mask=k + STEP * SPAN < K, other=0.0, eviction_policy="evict_first")
     return loaded
 
 
@@ -44,14 +46,15 @@ def products(
     """Multiply-adds over tiles [row, n, k]; what a thread loads at once it also sums at once."""
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     EVEN: tl.constexpr = K % BLOCK_K == 0
-    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    first = tl.program_id(0) * BLOCK_N
     n = tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)[None, None, :]
     # Rows of weights past the end repeat the last: the loads need no mask, the store has one.
-    w_at = weight + tl.minimum(first + n, N - 1)[None, :, None] * K + k
+    w_at = weight + row_offset(tl.minimum(first + n, N - 1), K)[None, :, None] + column_offset(k)
+    w_k = k // 32 * 32
     ahead = ()
     for step in tl.static_range(AHEAD):
-        ahead = ahead + (load_ahead(w_at, k, step, BLOCK_K, EVEN, K),)
+        ahead = ahead + (load_ahead(w_at, w_k, step, BLOCK_K, 1, K),)
     wait(PROGRAMMATIC)
     row = tl.arange(0, ROW_TILE)
     written = row < ROWS
@@ -64,7 +67,7 @@ def products(
     acc = tl.zeros((ROW_TILE, BLOCK_N, BLOCK_K // VECTOR), tl.float32)
     for step in tl.static_range(STEPS):
         if step + AHEAD < STEPS:
-            ahead = ahead + (load_ahead(w_at, k, step + AHEAD, BLOCK_K, EVEN, K),)
+            ahead = ahead + (load_ahead(w_at, w_k, step + AHEAD, BLOCK_K, 1, K),)
         a = load_rows(x_at, present, k, step, BLOCK_K, EVEN, GATHER, K)
         product = ahead[step].to(tl.float32) * a.to(tl.float32)
         acc += tl.sum(product.reshape(ROW_TILE, BLOCK_N, BLOCK_K // VECTOR, VECTOR), 3)
@@ -80,61 +83,42 @@ def fragment_rows(ROW_TILE: tl.constexpr):
 
 
 @triton.jit
-def fragment_k(K: tl.constexpr, BLOCK_K: tl.constexpr, K_WARPS: tl.constexpr):
-    """k indices of a fragment's elements in the first step, [1, group of 32, warp, 1, k]: each warp has a range of K."""
+def fragment_places(
+    weight, n, K: tl.constexpr, BLOCK_K: tl.constexpr, K_WARPS: tl.constexpr,
+):  # fmt: skip
+    """Where weight rows `n` [eight rows, 8] lie, [eight rows, group of 32, warp, row of the eight, k], and the first columns of
+    these groups, in the first step. Eight rows of a group are 512 bytes in a row."""
     STEPS: tl.constexpr = (K + K_WARPS * BLOCK_K - 1) // (K_WARPS * BLOCK_K)
     warp = tl.arange(0, K_WARPS) * (STEPS * BLOCK_K)
     group = tl.arange(0, BLOCK_K // 32) * 32
     j = tl.arange(0, 32)
-    return warp[None, None, :, None, None] + group[None, :, None, None, None] + j[None, None, None, None, :]
+    k = warp[None, None, :, None, None] + group[None, :, None, None, None]
+    # Groups are added last and alone: so they are constants in the addresses of a thread's loads.
+    at = weight + row_offset(n, K)[:, None, None, :, None] + j[None, None, None, None, :] + warp[None, None, :, None, None] * 16
+    return at + group[None, :, None, None, None] * 16, k
 
 
 @triton.jit
-def weight_places(weight, n, K: tl.constexpr, BLOCK_K: tl.constexpr, K_WARPS: tl.constexpr):
-    """Where weight rows `n` [eight rows, 8] lie in the first step, [eight rows, group of 32, warp, row of the eight, k]."""
-    return weight + n[:, None, None, :, None].to(tl.int64) * K + fragment_k(K, BLOCK_K, K_WARPS)
-
-
-@triton.jit
-def row_places(x, row, K: tl.constexpr, BLOCK_K: tl.constexpr, K_WARPS: tl.constexpr):
-    """Where rows `row` of x, as `fragment_rows`, lie in the first step, [group of 32, eight rows, warp, row of eight, k]."""
-    k = fragment_k(K, BLOCK_K, K_WARPS).permute(1, 0, 2, 3, 4)
-    return x + row.to(tl.int64)[None, :, None, :, None] * K + k
-
-
-@triton.jit
-def early(w_at, K: tl.constexpr, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr, K_WARPS: tl.constexpr):
-    """The first AHEAD steps' weights of the first tile, to be loaded before the wait."""
-    k = fragment_k(K, BLOCK_K, K_WARPS)
+def early(weight, n, K: tl.constexpr, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr, K_WARPS: tl.constexpr):
+    """The first AHEAD steps' weights for `multiply`, to be loaded before the wait."""
+    w_at, k = fragment_places(weight, n, K, BLOCK_K, K_WARPS)
     ahead = ()
     for step in tl.static_range(AHEAD):
-        ahead = ahead + (load_ahead(w_at, k, step, BLOCK_K, K % (K_WARPS * BLOCK_K) == 0, K),)
+        ahead = ahead + (load_ahead(w_at, k, step, BLOCK_K, K_WARPS, K),)
     return ahead
 
 
 @triton.jit
-def load_x(
-    x_at, present, K: tl.constexpr, BLOCK_K: tl.constexpr, K_WARPS: tl.constexpr, X_AHEAD: tl.constexpr, MASKED: tl.constexpr
-):  # fmt: skip
-    """The first X_AHEAD steps' activations."""
-    k = fragment_k(K, BLOCK_K, K_WARPS).permute(1, 0, 2, 3, 4)
-    xs = ()
-    for step in tl.static_range(X_AHEAD):
-        xs = xs + (load_rows(x_at, present, k, step, BLOCK_K, K % (K_WARPS * BLOCK_K) == 0, MASKED, K),)
-    return xs
-
-
-@triton.jit
 def multiply(
-    ahead, w_at, next_at, xs, x_at, present, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    ROW_TILE: tl.constexpr, AHEAD: tl.constexpr, X_AHEAD: tl.constexpr, K_WARPS: tl.constexpr, MASKED: tl.constexpr,
-    LAST: tl.constexpr,
+    ahead, x, row, present, weight, n, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ROW_TILE: tl.constexpr,
+    AHEAD: tl.constexpr, X_AHEAD: tl.constexpr, K_WARPS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Each warp's share of a tile's weights times x, float32 [K_WARPS, BLOCK_N, ROW_TILE], on tensor cores with no shared
-    memory before them; and the weights of the first AHEAD steps of the next tile, at `next_at`, none after the LAST.
+    """Each warp's share of `weight[n] @ x[row]`, float32 [K_WARPS, BLOCK_N, ROW_TILE], on tensor cores with no shared memory
+    before them.
 
-    `ahead` and `xs` are the first steps' weights and activations, loaded by `early` and `load_x`. If MASKED, 0 stands for
-    rows that are not `present`. Otherwise an inactive row's x is read too, whatever it holds: no load waits for row records.
+    `n` [BLOCK_N / 8, 8] are the weight rows of which `early` has loaded the first steps, `row` the rows of x, as
+    `fragment_rows`; if MASKED, 0 stands for those that are not `present`. Otherwise an inactive row's x is read too, whatever
+    it holds, so that no load waits for row records.
 
     In a group of 32 along K, a thread's 16 bytes hold k = 8c .. 8c+7 of one weight row. Read as (t, kh, e), k = 8c + 4t + 2kh +
     e, they are the elements that mma.m16n8k16 wants of this thread if its k index is (kh, c, e) in step t: the order along K
@@ -146,39 +130,42 @@ def multiply(
     EVEN: tl.constexpr = K % (K_WARPS * BLOCK_K) == 0
     EIGHTS: tl.constexpr = BLOCK_N // 8
     MT: tl.constexpr = ROW_TILE // 8
-    k = fragment_k(K, BLOCK_K, K_WARPS)
-    x_k = k.permute(1, 0, 2, 3, 4)
+    w_at, w_k = fragment_places(weight, n, K, BLOCK_K, K_WARPS)
+    # [group, eight rows, warp, row of the eight, k]
+    present = present[None, :, None, :, None]
+    warp = tl.arange(0, K_WARPS) * (STEPS * BLOCK_K)
+    group = tl.arange(0, GROUPS) * 32
+    j = tl.arange(0, 32)
+    x_k = warp[None, None, :, None, None] + group[:, None, None, None, None] + j[None, None, None, None, :]
+    x_at = x + row.to(tl.int64)[None, :, None, :, None] * K + x_k
+    xs = ()
+    for step in tl.static_range(X_AHEAD):
+        xs = xs + (load_rows(x_at, present, x_k, step, BLOCK_K, EVEN, MASKED, K),)
     acc = tl.zeros((K_WARPS, BLOCK_N, ROW_TILE), tl.float32)
     for step in tl.static_range(STEPS):
         if step + AHEAD < STEPS:
-            ahead = ahead + (load_ahead(w_at, k, step + AHEAD, BLOCK_K, EVEN, K),)
-        elif not LAST:
-            ahead = ahead + (load_ahead(next_at, k, step + AHEAD - STEPS, BLOCK_K, EVEN, K),)
+            ahead = ahead + (load_ahead(w_at, w_k, step + AHEAD, BLOCK_K, K_WARPS, K),)
         if step + X_AHEAD < STEPS:
             xs = xs + (load_rows(x_at, present, x_k, step + X_AHEAD, BLOCK_K, EVEN, MASKED, K),)
         a = ahead[step].reshape(EIGHTS, GROUPS, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 3, 1, 5, 6, 4, 7)
         b = xs[step].reshape(GROUPS, MT, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 5, 6, 4, 7, 1, 3)
         acc = tl.dot(a.reshape(K_WARPS, BLOCK_N, BLOCK_K), b.reshape(K_WARPS, BLOCK_K, ROW_TILE), acc)
-    rest = ()
-    if not LAST:
-        for step in tl.static_range(AHEAD):
-            rest = rest + (ahead[STEPS + step],)
-    return acc, rest
+    return acc
 
 
 @triton.jit
 def fragments(
     rows, x, weight, out, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr, X_AHEAD: tl.constexpr,
-    K_WARPS: tl.constexpr, TILES: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+    K_WARPS: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
-    """Tensor cores: see `multiply`. A program takes TILES tiles of weight rows, as far apart as there are programs."""
-    STEPS: tl.constexpr = (K + K_WARPS * BLOCK_K - 1) // (K_WARPS * BLOCK_K)
-    eights = (tl.arange(0, BLOCK_N // 8) * 8)[:, None] + tl.arange(0, 8)[None, :]
-    # Tiles and rows of weights past the end repeat the last: the loads need no mask, the store has one.
-    tile = tl.program_id(0)
-    at = weight_places(weight, tl.minimum(tile * BLOCK_N + eights, N - 1), K, BLOCK_K, K_WARPS)
-    ahead = early(at, K, BLOCK_K, AHEAD, K_WARPS)
+    """Tensor cores: see `multiply`."""
+    first = tl.program_id(0) * BLOCK_N
+    n = first + (tl.arange(0, BLOCK_N // 8) * 8)[:, None] + tl.arange(0, 8)[None, :]
+    if N % BLOCK_N != 0:
+        # Rows of weights past the end repeat the last: the loads need no mask, the store has one.
+        n = tl.minimum(n, N - 1)
+    ahead = early(weight, n, K, BLOCK_K, AHEAD, K_WARPS)
     wait(PROGRAMMATIC)
     row = tl.arange(0, ROW_TILE)
     written = row < ROWS
@@ -186,36 +173,23 @@ def fragments(
     if GATHER:  # A slot may be read, and a row of the output written, only if a row is in it.
         written = tl.load(rows + row * 8, mask=written, other=-1) >= 0
         each = tl.load(rows + each * 8)
-    x_at = row_places(x, each, K, BLOCK_K, K_WARPS)
-    present = (each >= 0)[None, :, None, :, None]
-    xs = load_x(x_at, present, K, BLOCK_K, K_WARPS, X_AHEAD, GATHER)
-    for i in tl.static_range(TILES):
-        after = tile + tl.num_programs(0)
-        next_at = weight_places(weight, tl.minimum(after * BLOCK_N + eights, N - 1), K, BLOCK_K, K_WARPS)
-        parts, ahead = multiply(
-            ahead, at, next_at, xs, x_at, present, K, BLOCK_N, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS, GATHER,
-            i == TILES - 1,
-        )  # fmt: skip
-        n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        to = out + row.to(tl.int64)[None, :] * N + n[:, None]
-        tl.store(to, tl.sum(parts, 0).to(out.dtype.element_ty), mask=written[None, :] & (n < N)[:, None])
-        if i < TILES - 1:
-            if X_AHEAD < STEPS:
-                xs = load_x(x_at, present, K, BLOCK_K, K_WARPS, X_AHEAD, GATHER)
-            tile = after
-            at = next_at
+    parts = multiply(
+        ahead, x, each, each >= 0, weight, n, K, BLOCK_N, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS, GATHER
+    )  # fmt: skip
+    total = tl.sum(parts, 0)
+    n = first + tl.arange(0, BLOCK_N)
+    to = out + row.to(tl.int64)[None, :] * N + n[:, None]
+    tl.store(to, total.to(out.dtype.element_ty), mask=written[None, :] & (n < N)[:, None])
 
 
 @triton.jit
 def linear_few(
     rows, x, weight, out, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr,
-    X_AHEAD: tl.constexpr, K_WARPS: tl.constexpr, TILES: tl.constexpr, PROGRAMMATIC: tl.constexpr,
+    X_AHEAD: tl.constexpr, K_WARPS: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
     if K_WARPS == 0:
         products(rows, x, weight, out, ROWS, N, K, GATHER, BLOCK_N, BLOCK_K, VECTOR, ROW_TILE, AHEAD, PROGRAMMATIC)
     else:
-        fragments(
-            rows, x, weight, out, ROWS, N, K, GATHER, BLOCK_N, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS, TILES, PROGRAMMATIC
-        )  # fmt: skip
+        fragments(rows, x, weight, out, ROWS, N, K, GATHER, BLOCK_N, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS, PROGRAMMATIC)

@@ -19,6 +19,7 @@ def linear_rope(
     LAYERS: int,
 ) -> None:
     """`rope_kv_write` of the linear layer's output."""
-    qkv = torch.empty((len(rows), len(weight)), dtype=q.dtype, device=q.device)
+    heads, head_dim = q.shape[1:]
+    qkv = torch.empty((len(rows), (heads + 2 * kv.shape[3]) * head_dim), dtype=q.dtype, device=q.device)
     project(rows, x, weight, qkv, False)
     rope_kv_write(rows, blocks, rotation, qkv, kv, q, layer, LAYERS)

@@ -9,7 +9,7 @@ from ouro_build.kernels.spec import Kernel, Tolerance, next_power_of_2
 KERNEL = Kernel(
     name="residual_norm",
     contract=2,
-    writes=("stream", "out"),
+    writes=("residual", "out"),
     tolerance=Tolerance(
         absolute={"bfloat16": 2**-4, "float16": 2**-7, "float32": 1e-5},
         relative={"bfloat16": 2**-6, "float16": 2**-9, "float32": 5e-6},
@@ -30,14 +30,14 @@ def residual_norm(
     rows: Buffer,
     update: Buffer,
     update_weight: Buffer,
-    stream: Buffer,
+    residual: Buffer,
     weight: Buffer,
     out: Buffer,
     eps: float,
 ) -> Launch:
-    """`stream[i] += norm(update[i]) * update_weight`, then `out[i] = norm(stream[i]) * weight`.
+    """`residual[i] += norm(update[i]) * update_weight`, then `out[i] = norm(residual[i]) * weight`.
 
-    rows int32 [bucket, RECORD]; update, stream and out [bucket, size]; both weights [size]; all but rows of one type. Every
+    rows int32 [bucket, RECORD]; update, residual and out [bucket, size]; both weights [size]; all but rows of one type. Every
     norm, product and sum is rounded to that type.
     """
     bucket, size = out.sizes
@@ -49,7 +49,7 @@ def residual_norm(
             "rows": rows,
             "update": update,
             "update_weight": update_weight,
-            "stream": stream,
+            "residual": residual,
             "weight": weight,
             "out": out,
             "eps": eps,

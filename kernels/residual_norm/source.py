@@ -16,7 +16,7 @@ def _normalise(x, w, eps, SIZE: tl.constexpr, TYPE: tl.constexpr):
 
 @triton.jit
 def residual_norm(
-    rows, update, update_weight, stream, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr
+    rows, update, update_weight, residual, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr
 ):
     release(PROGRAMMATIC)
     at = tl.arange(0, BLOCK)
@@ -24,11 +24,11 @@ def residual_norm(
     u_weight = tl.load(update_weight + at, mask=inside, other=0.0).to(tl.float32)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     wait(PROGRAMMATIC)
-    # An inactive row's stream and update are read too, whatever they hold: no load waits for the row's record.
-    TYPE: tl.constexpr = stream.dtype.element_ty
+    # An inactive row's residual and update are read too, whatever they hold: no load waits for the row's record.
+    TYPE: tl.constexpr = residual.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(rows + row * 8)
-    state = stream + row * SIZE + at
+    state = residual + row * SIZE + at
     u = tl.load(update + row * SIZE + at, mask=inside, other=0.0).to(tl.float32)
     h = tl.load(state, mask=inside, other=0.0).to(tl.float32)
     h = (h + _normalise(u, u_weight, eps, SIZE, TYPE)).to(TYPE)

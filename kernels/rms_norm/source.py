@@ -7,7 +7,7 @@ from ouro_build.kernels.dependencies.source import release, wait
 
 
 @triton.jit
-def rms_norm(rows, hidden, weight, stream, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr):
+def rms_norm(rows, hidden, weight, residual, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr):
     release(PROGRAMMATIC)
     at = tl.arange(0, BLOCK)
     inside = at < SIZE
@@ -17,7 +17,7 @@ def rms_norm(rows, hidden, weight, stream, out, eps, SIZE: tl.constexpr, BLOCK: 
     slot = tl.load(rows + row * 8)
     if slot >= 0:
         state = tl.load(hidden + slot.to(tl.int64) * SIZE + at, mask=inside, other=0.0)
-        tl.store(stream + row * SIZE + at, state, mask=inside)
+        tl.store(residual + row * SIZE + at, state, mask=inside)
         x = state.to(tl.float32)
         scale = tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
         y = (x * scale).to(w.dtype).to(tl.float32) * w.to(tl.float32)

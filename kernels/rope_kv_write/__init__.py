@@ -5,7 +5,7 @@ from __future__ import annotations
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Argument, Buffer, Constant, Launch, LoadTimeValue, Options
 from ouro_build.kernels.paged_kv import page_shape
-from ouro_build.kernels.spec import Kernel, Tolerance
+from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div, next_power_of_2
 
 KERNEL = Kernel(
     name="rope_kv_write",
@@ -17,6 +17,8 @@ KERNEL = Kernel(
         reason="a product may be fused with the sum; the result is rounded once",
     ),
 )
+
+_ELEMENTS = 2048  # of a program: 16 bytes a thread for each half in half-width types
 
 
 def rope_kv_write(
@@ -38,14 +40,16 @@ def rope_kv_write(
     q of one type. Plane = loop * layers + layer. The rotation of the two halves of a head is float32, and the result is
     rounded once.
     """
-    bucket, heads, _ = q.sizes
+    bucket, heads, head_dim = q.sizes
     places, constants = cache_write(blocks, rotation, kv, q, layer, layers)
+    every = heads + 2 * page_shape(kv)[0]
+    tile = max(1, min(next_power_of_2(every), _ELEMENTS // head_dim))
     return KERNEL.launch(
         part,
-        grid=(bucket, heads + page_shape(kv)[0], 1),
+        grid=(bucket, ceil_div(every, tile), 1),
         arguments={"rows": rows, "qkv": qkv, **places},
-        constants=constants,
-        options=Options(num_warps=1, num_stages=1),
+        constants={**constants, "TILE": tile},
+        options=Options(num_warps=max(1, tile * head_dim // 512), num_stages=1),
     )
 
 

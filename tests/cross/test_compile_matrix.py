@@ -23,7 +23,7 @@ from ouro_build.kernels.linear_silu import linear_silu
 from ouro_build.kernels.rope_kv_write import rope_kv_write
 from ouro_build.kernels.split_contexts import SPLIT_RECORD, split_contexts
 from tests.kernel_cases import STACK
-from tests.kernel_harness import buffer
+from tests.kernel_harness import buffer, matrix_buffer
 
 # Ouro-1.4B: (N, K) of its projections, the LM head last
 PROJECTIONS = ((6144, 2048), (2048, 2048), (11264, 2048), (2048, 5632), (49152, 2048))
@@ -47,7 +47,7 @@ def linears(part: Part, dtype: str, bucket: int) -> Iterator[Launch]:
             part,
             rows=buffer("rows", "int32", bucket, 8),
             x=buffer("x", dtype, bucket, width),
-            weight=buffer("weight", dtype, size, width),
+            weight=matrix_buffer("weight", dtype, size, width),
             out=buffer("out", "float32" if head else dtype, bucket, size),
             gather=head,
         )
@@ -60,13 +60,13 @@ def fused_linears(part: Part, dtype: str, bucket: int) -> Iterator[Launch]:
     heads, inner = HIDDEN // HEAD_DIM, PROJECTIONS[2][0] // 2
     rows, x = buffer("rows", "int32", bucket, 8), buffer("x", dtype, bucket, HIDDEN)
     yield linear_silu(
-        part, rows=rows, x=x, weight=buffer("weight", dtype, 2 * inner, HIDDEN), out=buffer("out", dtype, bucket, inner)
+        part, rows=rows, x=x, weight=matrix_buffer("weight", dtype, 2 * inner, HIDDEN), out=buffer("out", dtype, bucket, inner)
     )
     yield linear_rope(
         part,
         rows=rows,
         x=x,
-        weight=buffer("weight", dtype, 3 * HIDDEN, HIDDEN),
+        weight=matrix_buffer("weight", dtype, 3 * HIDDEN, HIDDEN),
         blocks=buffer("blocks", "int32", bucket),
         rotation=buffer("rotation", "float32", bucket, 2, HEAD_DIM // 2),
         kv=buffer("kv", dtype, PLANES, LoadTimeValue.KV_BLOCKS, 2, heads, BLOCK_SIZE, HEAD_DIM),

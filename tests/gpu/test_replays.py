@@ -21,13 +21,14 @@ from ouro_build.artifacts.reader import open_artifact
 from ouro_build.runtime.device_memory import DeviceMemory
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
+from ouro_build.runtime.loading import Loading
 from ouro_build.runtime.machine import probe
 from ouro_build.runtime.paths import choose_path
+from ouro_build.runtime.placing import open_pools
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.reference import pool_tensors
 from ouro_build.runtime.scenes import Scene, blocks_needed
 from ouro_build.runtime.startup import StartupClock
-from ouro_build.runtime.worker import open_pools
 from tests.gpu.test_golden import make
 from tests.reference_worker import GOLDEN
 
@@ -57,7 +58,7 @@ class Rig:
         self.manifest = artifact.manifest
         chosen = choose_path(artifact.manifest, probe(), "graph", None)
         wanted = blocks_needed(artifact.manifest.geometry, BUCKETS[-1], SPAN)
-        self.pools: Pools = open_pools(artifact, replace(chosen, kv_blocks=wanted), None, StartupClock(), open_driver())
+        self.pools: Pools = open_pools(artifact, replace(chosen, kv_blocks=wanted), Loading(), StartupClock(), open_driver())
         assert not self.pools.failures
         self.graph, self.launch = self.pools.executors
         assert (self.graph.name, self.launch.name) == ("graph", "launch")

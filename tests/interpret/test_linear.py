@@ -6,7 +6,7 @@ import torch
 from ouro_build.artifacts.parts import PARTS, Part, find_part
 from ouro_build.kernels.linear import linear
 from tests.kernel_cases.linear import SHAPES, case
-from tests.kernel_harness import buffer, run_source
+from tests.kernel_harness import buffer, matrix_buffer, run_source
 
 DTYPES = ["float32", "float16"]
 
@@ -55,7 +55,7 @@ def test_the_number_of_rows_chooses_the_kernel(bucket: int, dtype: str, name: st
         find_part("h200"),
         rows=buffer("rows", "int32", bucket, 8),
         x=buffer("x", dtype, bucket, 64),
-        weight=buffer("weight", dtype, 32, 64),
+        weight=matrix_buffer("weight", dtype, 32, 64),
         out=buffer("out", dtype, bucket, 32),
     )
     assert launch.specialization.kernel == name

@@ -12,7 +12,7 @@ def case(dtype: str, device: str = "cpu", size: int = 96) -> Case:
         rows=buffer("rows", "int32", len(ROWS), 8),
         update=buffer("update", dtype, len(ROWS), size),
         update_weight=weight,
-        stream=buffer("stream", dtype, len(ROWS), size),
+        residual=buffer("residual", dtype, len(ROWS), size),
         weight=weight,
         out=out,
         eps=1e-6,
@@ -21,7 +21,7 @@ def case(dtype: str, device: str = "cpu", size: int = 96) -> Case:
         "rows": row_records(ROWS, device),
         "update": 3 * normal(device, dtype, len(ROWS), size, seed=1),
         "update_weight": normal(device, dtype, size, seed=2),
-        "stream": normal(device, dtype, len(ROWS), size, seed=3),
+        "residual": normal(device, dtype, len(ROWS), size, seed=3),
         "weight": normal(device, dtype, size, seed=4),
         "out": poisoned(out, device=device),
     }

@@ -18,6 +18,7 @@ from ouro_build.runtime.reference import ReferenceExecutor
 from ouro_build.runtime.snapshots import HostSnapshot, TorchSnapshot
 from ouro_build.runtime.torch_baseline import TorchDecoder
 from tests.reference_worker import GOLDEN, ReferenceWorker, reference_worker
+from tests.unit.artifacts.blocks import logical
 
 GEOMETRY = Geometry(buckets=(2, 8), prefill_buckets=(16, 128, 512), max_context=4096, max_requests=4, block_size=16)
 
@@ -44,9 +45,9 @@ def test_the_prompt_is_right_and_that_of_torch_is_the_same(tokens: int) -> None:
     logits = made.steps.collect(1, logits=True).logits
     assert logits is not None
 
-    raw = torch.from_numpy(made.memory.arena(Pool.WEIGHTS))
+    raw = made.memory.arena(Pool.WEIGHTS)
     weights = {
-        t.name: raw[t.offset : t.offset + t.bytes].view(getattr(torch, t.dtype)).view(t.shape) for t in weight_layout(model)
+        t.name: torch.from_numpy(logical(t, raw[t.offset : t.offset + t.bytes].view(np.float32))) for t in weight_layout(model)
     }
     cache = torch.full((2, model.planes, 1, model.kv_heads, tokens, model.head_dim), torch.nan)
     decoder = TorchDecoder(model, weights, cache, torch.zeros(1, dtype=torch.int64))
