@@ -25,7 +25,7 @@ KERNEL = Kernel(
 # A single head orders its own loads: two programs a multiprocessor, each with a tile in use and one on its way, hide the
 # latency of memory. Grouped heads take tiles through shared memory, and smaller ones leave room for more programs.
 _SINGLE = (16 * KIB, 8, 2)
-_SINGLE_NARROW = (8 * KIB, 4, 4)  # where the compiler needs more registers for the same
+_SINGLE_NARROW = (8 * KIB, 8, 2)  # where the compiler needs more registers for the same
 _GROUPED = (8 * KIB, 4, 4)
 _MAX_TILE = 64
 _MAX_LEAST = 128
