@@ -23,7 +23,8 @@ from ouro_build.runtime.trial import Compared
 READ = ProgramKey("read", 1)
 _KV_BYTE = 0x3C
 """Every byte of keys and values: finite in every type, about 0.01."""
-_UNSET = 0xFF
+UNSET = 0xFF
+"""Every byte of state, inputs and outputs that nothing was written to."""
 
 
 class DecodeStep:
@@ -35,14 +36,14 @@ class DecodeStep:
     def __init__(self, model: ModelConfig, geometry: Geometry, pools: Pools, rows: int, context: int) -> None:
         self._model, self._geometry, self._pools = model, geometry, pools
         self.rows, self.context = rows, context
-        self._buffers = {b.name: b for b in pools.index.buffers}
         memory = pools.memory
         memory.fill(Pool.KV, _KV_BYTE)
-        memory.fill(Pool.STATE, _UNSET)
-        memory.fill(Pool.IO, _UNSET)
+        memory.fill(Pool.STATE, UNSET)
+        memory.fill(Pool.IO, UNSET)
         tables = self._tables()
-        memory.write(Pool.STATE, self._buffers["block_tables"].offset, tables)
-        self._steps = self._over(pools.executors)
+        block_tables = next(buffer for buffer in pools.index.buffers if buffer.name == "block_tables")
+        memory.write(Pool.STATE, block_tables.offset, tables)
+        self._steps = steps_over(model, geometry, pools, pools.executors)
         self._steps.describe(self._inputs(tables), range(rows))
 
     def run(self, steps: Steps | None = None) -> None:
@@ -71,15 +72,10 @@ class DecodeStep:
         return Compared(1, tuple(e.name for e in executors), right, None)
 
     def _outcome(self, executor: Executor) -> tuple[bytes, bytes]:
-        self.run(self._over([executor]))
+        self.run(steps_over(self._model, self._geometry, self._pools, [executor]))
         memory = self._pools.memory
         state, io = (memory.read(pool, 0, memory.size(pool)) for pool in (Pool.STATE, Pool.IO))
         return state.tobytes(), io.tobytes()
-
-    def _over(self, executors: Sequence[Executor]) -> Steps:
-        coverage = CoverageCounter()
-        dispatcher = Dispatcher(executors, coverage, None, {})
-        return Steps(self._model, self._geometry, self._buffers, self._pools.memory, dispatcher, coverage)
 
     def _tables(self) -> NDArray[np.int32]:
         """Block tables: every request's blocks lie anywhere in the pool."""
@@ -95,6 +91,14 @@ class DecodeStep:
         tokens = np.random.default_rng(1).integers(self._model.vocab_size, size=self.rows).tolist()
         blocks = tables[: self.rows, position // self._geometry.block_size].tolist()
         return [RowInput(row, tokens[row], position, row, blocks[row]) for row in range(self.rows)]
+
+
+def steps_over(model: ModelConfig, geometry: Geometry, pools: Pools, executors: Sequence[Executor]) -> Steps:
+    """Steps over `pools` by `executors`, the first that has a program runs it; what they count is not kept."""
+    coverage = CoverageCounter()
+    dispatcher = Dispatcher(executors, coverage, None, {})
+    buffers = {buffer.name: buffer for buffer in pools.index.buffers}
+    return Steps(model, geometry, buffers, pools.memory, dispatcher, coverage)
 
 
 def blocks_of(geometry: Geometry, context: int) -> int:

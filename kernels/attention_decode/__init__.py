@@ -10,6 +10,7 @@ from ouro_build.kernels.paged_kv import page_shape
 from ouro_build.kernels.sites import Site, attention_site
 from ouro_build.kernels.spec import Kernel, Tolerance, next_power_of_2
 from ouro_build.kernels.split_contexts import SplitRule
+from ouro_build.kernels.tensor_cores import leaves_registers
 from ouro_build.kernels.tuning import tuning_of
 
 KERNEL = Kernel(
@@ -31,16 +32,19 @@ _MAX_LEAST = 128
 def split_shape(part: Part, site: Site) -> Splits:
     """How programs of `part` work at `site`, by its tables."""
     found = tuning_of(part).parameters(site, Splits)
-    return reasoned_splits(grouped=site.kind == "grouped") if found is None else found
+    return reasoned_splits(part, site) if found is None else found
 
 
-def reasoned_splits(*, grouped: bool) -> Splits:
+def reasoned_splits(part: Part, site: Site) -> Splits:
     """Where no table has an entry.
 
     A single head orders its own loads: two programs a multiprocessor, each with a tile in use and one on its way, hide the
     latency of memory. Grouped heads take tiles through shared memory, and smaller ones leave room for more programs.
     """
-    size, warps, programs = (8 * KIB, 4, 4) if grouped else (16 * KIB, 8, 2)
+    grouped = site.kind == "grouped"
+    # Where the compiler needs more registers for the same, half the keys.
+    single = 16 * KIB if leaves_registers(part) else 8 * KIB
+    size, warps, programs = (8 * KIB, 4, 4) if grouped else (single, 8, 2)
     return Splits(tile_bytes=size, warps=warps, programs=programs, longest=64, shortest=1, stages=3, maxnreg=128)
 
 

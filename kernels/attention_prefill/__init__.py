@@ -60,6 +60,8 @@ def attention_prefill(
             "BLOCK_SIZE": block_size,
             "BLOCK_M": shape.rows,
             "TILE": shape.tile,
+            # two loops take more registers than most parts leave
+            "APART": leaves_registers(part) and kv.dtype != "float32",
         },
         # block ids a step before keys and values, those a step before their use
         options=Options(num_warps=shape.warps, num_stages=shape.stages),
