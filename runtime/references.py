@@ -56,9 +56,9 @@ class ReferencePool:
     def __init__(self, slots: int, clear: Callable[[Sequence[int]], None]) -> None:
         self._slots = [_Slot() for _ in range(slots)]
         self._free = deque(range(slots))
-        self._leaving: deque[int] = deque()
+        self._leaving: list[int] = []
         self._clear = clear
-        self._submitted = 0
+        self._submitted = self._finished = 0
 
     @property
     def padding(self) -> int:
@@ -132,28 +132,31 @@ class ReferencePool:
         return self._renewed(lease.slot)
 
     def retire(self, leases: Sequence[Lease]) -> None:
-        """Give slots up. Each is free again when the work submitted so far has finished: see `finished`.
+        """Give slots up. Each is free once the last capture or consumption of it has finished: see `finished`.
 
-        Raises RequestError, and retires none, if a lease is stale or named twice.
+        The clearing need not have: the next capture into the slot is submitted after it. Raises RequestError, and retires
+        none, if a lease is stale or named twice.
         """
-        slots = [lease.slot for lease in leases if self._checked(lease)]
-        if len(set(slots)) != len(slots):
-            raise RequestError(f"a reference slot is retired twice: {slots}")
-        for lease in leases:
-            slot = self._use(lease)
+        slots = {lease.slot: self._checked(lease) for lease in leases}
+        if len(slots) != len(leases):
+            raise RequestError(f"a reference slot is retired twice: {[lease.slot for lease in leases]}")
+        for slot in slots.values():
             slot.state, slot.owner = SlotState.RETIRED, None
-            self._leaving.append(lease.slot)
+        self._leaving += slots
         if slots:
-            self._clear(slots)
+            self._clear(tuple(slots))
+        self.finished(self._finished)
 
     def submitted(self) -> int:
         """A ticket for all work on the slots that was submitted so far; give it to `finished` once that work has finished."""
         return self._submitted
 
     def finished(self, ticket: int) -> None:
-        """The work that `submitted` gave `ticket` for has finished on the device: slots it was the last to use are free."""
-        while self._leaving and self._slots[self._leaving[0]].last_use <= ticket:
-            self._free.append(self._leaving.popleft())
+        """The work that `submitted` gave `ticket` for has finished on the device: slots that it used last are free."""
+        self._finished = max(self._finished, ticket)
+        free = [index for index in self._leaving if self._slots[index].last_use <= self._finished]
+        self._free += free
+        self._leaving = [index for index in self._leaving if index not in free]
 
     def _use(self, lease: Lease) -> _Slot:
         slot = self._checked(lease)

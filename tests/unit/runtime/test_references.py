@@ -38,14 +38,14 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.cleared: list[int] = []
         self.pool = ReferencePool(SLOTS, self.cleared.extend)
         self.live: dict[Lease, tuple[str, SlotState]] = {}
-        self.stream: list[set[int]] = []  # slots that submitted work uses, oldest first
+        self.stream: list[int] = []  # slots that submitted work uses, oldest first
         self.retired: dict[int, int] = {}  # slot: position in the stream of the last work on it
         self.finished = 0
         self.expected_clears: list[int] = []
         self.tickets: list[tuple[int, int]] = []
 
     def use(self, lease: Lease) -> None:
-        self.stream.append({lease.slot})
+        self.stream.append(lease.slot)
 
     @rule(target=leases, owner=st.sampled_from(OWNERS), count=st.integers(1, 3))
     def bind(self, owner: str, count: int) -> MultipleResults[Lease]:
@@ -106,8 +106,9 @@ class PoolAgainstModel(RuleBasedStateMachine):
             return lease
         self.pool.retire([lease])
         del self.live[lease]
-        self.use(lease)
-        self.retired[lease.slot] = len(self.stream)
+        last = max((i + 1 for i, slot in enumerate(self.stream) if slot == lease.slot), default=0)
+        if last > self.finished:
+            self.retired[lease.slot] = last
         self.expected_clears.append(lease.slot)
         return lease
 
@@ -133,6 +134,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         ticket, position = self.tickets[at]
         del self.tickets[: at + 1]
         self.pool.finished(ticket)
+        self.finished = max(self.finished, position)
         self.retired = {slot: last for slot, last in self.retired.items() if last > position}
 
     @invariant()
@@ -183,7 +185,7 @@ def test_retiring_is_all_or_nothing_and_one_clearing() -> None:
         references.retire([second, first])
     assert references.state(second) is SlotState.EMPTY
     references.retire([second, third])
-    assert cleared == [[first.slot], [second.slot, third.slot]]
+    assert cleared == [(first.slot,), (second.slot, third.slot)]
 
 
 def test_slots_that_no_pool_has() -> None:
