@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import msgspec
+import numpy as np
 from numpy.typing import NDArray
 
 from ouro_build.artifacts.checks import check_manifest

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.parts import Part, find_part
+from ouro_build.builder.sparse_spec import SparseSpec
 
 MAX_BUCKET = 1024
 MAX_PREFILL_BUCKET = 8192
@@ -37,6 +38,7 @@ class BuildSpec:
     memory: int | None = None
     embed_weights: bool = True
     seed: int = 0
+    sparse: SparseSpec = field(default_factory=SparseSpec)
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -54,16 +56,18 @@ class BuildSpec:
         _check_range(self.seed, 0, 2**64 - 1, "--seed")
 
     def geometry(self, model: ModelConfig) -> Geometry:
-        """The declared shapes, with defaults that depend on `model` filled in. Raises UsageError for what it cannot do."""
+        """The declared shapes, with defaults that depend on `model` filled in. Raises UsageError or BudgetError."""
         context = min(MAX_CONTEXT_DEFAULT, model.max_position) if self.max_context is None else self.max_context
         if context > model.max_position:
             raise UsageError(f"{context} is more than the model's {model.max_position} positions", where="--max-context")
+        requests = self.buckets[-1] if self.max_requests is None else self.max_requests
         return Geometry(
             buckets=self.buckets,
             prefill_buckets=self.prefill_buckets,
             max_context=context,
-            max_requests=self.buckets[-1] if self.max_requests is None else self.max_requests,
+            max_requests=requests,
             block_size=self.block_size,
+            **self.sparse.geometry(model, context, requests),
         )
 
 
