@@ -50,12 +50,28 @@ class FallbackCount(_Record, frozen=True, kw_only=True):
     count: int
 
 
+class MassHistogram(_Record, frozen=True, kw_only=True):
+    """Retained mass, the share of the attention's weight on the keys that were kept, of every capture.
+
+    There is a value for each captured row, layer and query head; `counts` are of equal parts of 0 … 1, the first from 0. What
+    it cost: `bytes` copied to the host, and `seconds` of the host's time.
+    """
+
+    values: int
+    mean: float
+    least: float
+    counts: tuple[int, ...]
+    bytes: int
+    seconds: float
+
+
 class CoverageRecord(_Record, frozen=True, kw_only=True):
-    """Replays by graph key, fallbacks by reason and shape."""
+    """Replays by graph key, fallbacks by reason and shape; `retained_mass` where it was asked for."""
 
     schema: Literal["ouro-coverage/1"] = "ouro-coverage/1"
     keys: tuple[KeyCount, ...]
     fallbacks: tuple[FallbackCount, ...]
+    retained_mass: MassHistogram | None = None
 
     @property
     def share(self) -> float:

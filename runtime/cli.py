@@ -20,7 +20,7 @@ from ouro_build.runtime.paths import Choice
 from ouro_build.runtime.selftest import SelfTest, self_test
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.worker import Output as Generated
-from ouro_build.runtime.worker import Prompt, Worker, load
+from ouro_build.runtime.worker import Prompt, SparseChoice, Worker, load
 
 _EXECUTORS = ("auto", "graph", "launch", "reference")
 
@@ -71,6 +71,18 @@ def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--coverage-out", type=click.Path(path_type=Path), help="Write what ran by graphs and what did not here, as JSON."
 )
+@click.option(
+    "--sparse",
+    type=click.Choice(("auto", "off")),
+    default="auto",
+    show_default=True,
+    help="auto: decode sparsely where the artifact has sparse modes; off: dense.",
+)
+@click.option(
+    "--retained-mass",
+    is_flag=True,
+    help="Put a histogram of what captures retain into the coverage record. Costs a small copy a step.",
+)
 @click.option("--startup-out", type=click.Path(path_type=Path), help="Write where start-up time went here, as JSON.")
 def run_command(
     artifact: Path,
@@ -82,6 +94,8 @@ def run_command(
     logits: Path | None,
     coverage_out: Path | None,
     startup_out: Path | None,
+    sparse: SparseChoice,
+    retained_mass: bool,
     executor: Choice,
     weights: str | None,
     memory: int | None,
@@ -104,6 +118,8 @@ def run_command(
         memory=memory,
         device=device,
         max_requests=max_requests,
+        sparse=sparse,
+        retained_mass=retained_mass,
         clock=clock,
     ) as worker:
         outputs = worker.generate(prompts, max_tokens, ignore_eos=ignore_eos, feed=feed, logits=logits is not None)
@@ -184,6 +200,7 @@ def _result(worker: Worker, outputs: list[Generated]) -> dict[str, Any]:
     return {
         "outputs": [{"ids": o.ids, "text": o.text, "finish_reason": o.finish_reason, "depths": o.depths} for o in outputs],
         "executor": worker.executor,
+        "sparse": worker.sparse,
         "coverage": worker.coverage(),
         "startup": worker.startup(),
     }
@@ -196,7 +213,8 @@ def _drawn(outputs: list[Generated]) -> str:
 def _tell(out: Output, worker: Worker) -> None:
     """Which path ran, and what to know about it."""
     why = f" ({worker.path.reason.value})" if worker.path.reason else ""
-    out.say(f"executor {worker.executor}{why}, first token after {worker.startup().wall_s:.3f} s")
+    sparse = ", sparse" if worker.sparse else ""
+    out.say(f"executor {worker.executor}{why}{sparse}, first token after {worker.startup().wall_s:.3f} s")
     for note in worker.notes:
         out.say(f"note: {note}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ouro_build.artifacts.plan import ProgramKey
-from ouro_build.artifacts.records import CoverageRecord, FallbackCount, KeyCount, Reason
+from ouro_build.artifacts.records import CoverageRecord, FallbackCount, KeyCount, MassHistogram, Reason
 
 
 class CoverageCounter:
@@ -30,8 +30,8 @@ class CoverageCounter:
         self._replays.clear()
         self._fallbacks.clear()
 
-    def record(self) -> CoverageRecord:
-        """The counts so far."""
+    def record(self, retained_mass: MassHistogram | None = None) -> CoverageRecord:
+        """The counts so far, with what captures retained where that was kept."""
         keys = [
             KeyCount(
                 program=key.program,
@@ -49,4 +49,4 @@ class CoverageCounter:
             FallbackCount(reason=reason, program=program, mode=mode, rows=rows, path=path, count=count)
             for (reason, program, mode, rows, path), count in ordered
         ]
-        return CoverageRecord(keys=tuple(keys), fallbacks=tuple(fallbacks))
+        return CoverageRecord(keys=tuple(keys), fallbacks=tuple(fallbacks), retained_mass=retained_mass)

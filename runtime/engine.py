@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ouro_build.artifacts.errors import DeviceError, RequestError
+from ouro_build.artifacts.rows import Mode
 from ouro_build.runtime.batch import RowInput
 from ouro_build.runtime.blocks import BlockPool
+from ouro_build.runtime.references import Lease
 from ouro_build.runtime.step import Sampled, Steps
 
 FinishReason = Literal["stop", "length"]
@@ -33,10 +36,14 @@ class Request:
     index: int = -1  # its block table and state slot while it runs
     blocks: list[int] = field(default_factory=list)
     computed: int = 0  # prompt tokens that are in the KV pool
+    lease: Lease | None = None  # of the reference slot that its sparse rows have
 
 
 class Engine:
-    """Runs requests over `steps`: a prompt chunk, then a decode step, again and again, until all are done."""
+    """Runs requests over `steps`: a prompt chunk, then a decode step, again and again, until all are done.
+
+    With `sparse` the rows that decode capture in the source loop and consume in those after it; prompts are always dense.
+    """
 
     def __init__(
         self,
@@ -45,6 +52,8 @@ class Engine:
         max_requests: int,
         depth: int | None = None,
         on_token: Callable[[], None] = lambda: None,
+        *,
+        sparse: bool = False,
     ) -> None:
         self._steps = steps
         self._geometry = steps.geometry
@@ -56,6 +65,8 @@ class Engine:
         self._decoding: list[Request] = []
         self._depth = depth
         self._on_token = on_token
+        self._mode = Mode.CAPTURE if sparse else Mode.DENSE
+        self._references = steps.references if sparse else None
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestError, and queues nothing, if it can never be served."""
@@ -63,7 +74,10 @@ class Engine:
         self._waiting.append(request)
 
     def step(self) -> bool:
-        """Admit what fits, run one prompt chunk and one decode step. False when nothing is left to do."""
+        """Admit what fits, run one prompt chunk and one decode step. False when nothing is left to do.
+
+        Raises RequestError if a step cannot be served, DeviceError if the device fails; no request goes on after either.
+        """
         self._admit()
         try:
             if self._prompts:
@@ -72,6 +86,9 @@ class Engine:
                 self._decode()
         except DeviceError as error:
             self._fail(error)
+        except RequestError:
+            self._drop()
+            raise
         return bool(self._waiting or self._prompts or self._decoding)
 
     def run(self) -> None:
@@ -105,11 +122,20 @@ class Engine:
 
     def _admit(self) -> None:
         """Blocks for a request's whole length are taken at once, so that a running request never lacks one."""
-        while self._waiting and self._free and self._wanted(self._waiting[0]) <= self._blocks.free:
+        while self._waiting and self._free and self._wanted(self._waiting[0]) <= self._blocks.free and self._slot():
             request = self._waiting.popleft()
             request.index = self._free.pop()
             request.blocks = self._blocks.take(self._wanted(request))
             self._prompts.append(request)
+
+    def _slot(self) -> bool:
+        """Bind a reference slot to the next request, if it needs one; False where it has to wait for another's."""
+        if self._references is None:
+            return True
+        if not self._references.free and (self._prompts or self._decoding):
+            return False
+        (self._waiting[0].lease,) = self._references.bind(self._waiting[0])
+        return True
 
     def _prefill(self) -> None:
         rows: list[RowInput] = []
@@ -148,7 +174,13 @@ class Engine:
         made = len(request.ids)
         token = request.feed[made - 1] if made <= len(request.feed) else -1
         position = len(request.prompt) + made - 1
-        return RowInput(request.index, token, block=self._block(request, position))
+        row = RowInput(request.index, token, block=self._block(request, position))
+        if made > 1:
+            return row
+        # Its first row: the slot may have been another's, in another mode.
+        row = row._replace(mode=self._mode)
+        lease = request.lease
+        return row if lease is None else row._replace(reference_slot=lease.slot, generation=lease.generation)
 
     def _block(self, request: Request, position: int) -> int:
         index, within = divmod(position, self._geometry.block_size)
@@ -175,9 +207,20 @@ class Engine:
         self._blocks.give(request.blocks)
         self._free.append(request.index)
         request.blocks, request.index = [], -1
+        if self._references is not None and request.lease is not None:
+            lease, request.lease = request.lease, None
+            self._references.retire([lease])
+
+    def _drop(self) -> None:
+        """Forget every request; what those that run hold is free again."""
+        running = [*self._prompts, *self._decoding]
+        self._prompts, self._decoding, self._waiting = [], [], deque()
+        for request in running:
+            self._release(request)
 
     def _fail(self, error: DeviceError) -> None:
         """The device's memory can't be trusted any more: no request goes on, none gets a token that may be wrong."""
         lost = len(self._prompts) + len(self._decoding) + len(self._waiting)
-        self._prompts, self._decoding, self._waiting = [], [], deque()
+        with suppress(DeviceError):  # nothing can be cleared on a device that has failed
+            self._drop()
         raise DeviceError(f"{error.what}; {lost} requests were lost", where=error.where, hint="Restart the worker.") from error

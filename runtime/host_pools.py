@@ -12,7 +12,8 @@ from ouro_build.runtime.load_time import check_divisors, load_time_values
 from ouro_build.runtime.memory import HostMemory
 from ouro_build.runtime.paths import WorkerPath
 from ouro_build.runtime.pools import Pools, pool_sizes
-from ouro_build.runtime.reference import ReferenceExecutor
+from ouro_build.runtime.reference import ReferenceExecutor, UnbuiltModes
+from ouro_build.runtime.references import fill_references
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.weights import embedded_weights, weight_pieces
 
@@ -30,14 +31,18 @@ def open_host_pools(artifact: Artifact, path: WorkerPath, weights: str | None, c
             for offset, data in weight_pieces(artifact, weights):
                 memory.write(Pool.WEIGHTS, offset, data)
         phase.bytes = manifest.weights.bytes
+    if manifest.geometry.references:
+        fill_references(memory, {b.name: b for b in index.buffers}, artifact.retained_counts())
     with clock.phase("executors"):
         executor = ReferenceExecutor(index, columns, memory, values)
+        unbuilt = UnbuiltModes(index, columns, memory, values, geometry=manifest.geometry)
 
     def close() -> None:
         executor.close()
+        unbuilt.close()
         memory.close()
 
-    return Pools(index, memory, path.kv_blocks, (executor,), {}, close)
+    return Pools(index, memory, path.kv_blocks, (executor,), {}, close, unbuilt=unbuilt)
 
 
 def _mapped(artifact: Artifact) -> NDArray[np.uint8] | None:

@@ -16,7 +16,7 @@ from ouro_build.runtime.memory import Memory
 @dataclass(frozen=True)
 class Pools:
     """`executors` in the order of preference; `failures` says why a graph could not be restored, `notes` what differs
-    otherwise from what was planned.
+    otherwise from what was planned. `unbuilt` runs modes that have no plan, where torch is here.
     """
 
     index: PlanIndex
@@ -26,6 +26,7 @@ class Pools:
     failures: Mapping[ProgramKey, RestoreError]
     close: Callable[[], None]
     notes: tuple[str, ...] = ()
+    unbuilt: Executor | None = None
 
 
 def pool_sizes(plan: MemoryPlan, kv_blocks: int) -> dict[Pool, int]:

@@ -11,11 +11,16 @@ is retired may be another's as soon as the last work on it has finished.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ouro_build.artifacts.errors import RequestError
+from ouro_build.artifacts.plan import Buffer
+from ouro_build.runtime.memory import Memory
 
 GENERATIONS = 2**31 - 1
 """Generations of a slot before they begin again: a row names one in an int32."""
@@ -179,3 +184,19 @@ class ReferencePool:
                 hint="Name the slot and the generation of the request's present lease.",
             )
         return slot
+
+
+def clear_slots(memory: Memory, buffers: Mapping[str, Buffer], slots: Sequence[int]) -> None:
+    """Submit zeros to what gates the readers of `slots`: their records and masses."""
+    for name in ("reference_records", "reference_mass"):
+        buffer = buffers[name]
+        size = buffer.bytes // buffer.sizes[0]
+        for slot in slots:
+            memory.write(buffer.pool, buffer.offset + slot * size, np.zeros(size, np.uint8))
+
+
+def fill_references(memory: Memory, buffers: Mapping[str, Buffer], retained_counts: NDArray[np.int32]) -> None:
+    """Make every reference slot empty, and put the table of retained keys where the programs look for it."""
+    table = buffers["retained_counts"]
+    memory.fill(table.pool, 0)
+    memory.write(table.pool, table.offset, retained_counts)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Prompt = str | Sequence[int]
+SparseChoice = Literal["auto", "off"]
+"""`auto` decodes sparsely where the artifact has sparse modes; `off` runs it dense."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,26 @@ class Worker:
     """Decodes with a loaded artifact. Made by `load`; close it, or use it in a `with` block, to give its memory back.
 
     `steps` is the interface for a caller that schedules rows itself; `generate` schedules for callers that do not. The two
-    share slots and KV blocks: use one or the other. `executor` names the path that runs, `path.reason` why it is not `graph`.
+    share slots and KV blocks: use one or the other. `executor` names the path that runs, `path.reason` why it is not `graph`;
+    `sparse` says whether `generate` decodes sparsely.
     One thread may use a worker, the one that loaded it: CUDA's context is current there.
     """
 
-    def __init__(self, artifact: Artifact, path: WorkerPath, pools: Pools, clock: StartupClock, max_requests: int) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        path: WorkerPath,
+        pools: Pools,
+        clock: StartupClock,
+        max_requests: int,
+        *,
+        sparse: bool = False,
+        retained_mass: bool = False,
+    ) -> None:
         self.artifact = artifact
         self.path = path
         self.max_requests = max_requests
+        self.sparse = sparse
         self.memory: Memory = pools.memory
         self._pools = pools
         self._clock = clock
@@ -78,8 +92,9 @@ class Worker:
             manifest.geometry,
             {b.name: b for b in pools.index.buffers},
             pools.memory,
-            Dispatcher(pools.executors, self._coverage, path.reason, missing),
+            Dispatcher(pools.executors, self._coverage, path.reason, missing, pools.unbuilt),
             self._coverage,
+            retained_mass=retained_mass,
         )
         # Every slot inactive, every table empty, and no output that could be taken for one.
         pools.memory.fill(Pool.STATE, 0xFF)
@@ -104,13 +119,15 @@ class Worker:
         feed: Sequence[Sequence[int]] = (),
         logits: bool = False,
         depth: int | None = None,
+        sparse: bool | None = None,
     ) -> list[Output]:
         """Continue each prompt greedily by up to `max_tokens` tokens, all of them batched together.
 
         A prompt is text, where the artifact carries a tokenizer, or token ids. `max_tokens` holds for each prompt; a stop token
         ends one earlier unless `ignore_eos`. `logits` keeps those of every token. `feed[i][j]` replaces generated token j of
         prompt i as the next input. `depth` is the number of loops a new token gets, all of them by default; prompts always
-        get all. Raises RequestError for what can't be served, before any prompt starts; DeviceError if the device fails,
+        get all. `sparse` overrides the worker's: new tokens' loops after the source loop attend to the keys that it retained.
+        Raises RequestError for what can't be served, before any prompt starts; DeviceError if the device fails,
         with no output.
         """
         began = time.monotonic()
@@ -118,7 +135,8 @@ class Worker:
         loops = self.steps.loops(depth)
         if len(feed) > len(prompts):
             raise RequestError(f"{len(feed)} lists of tokens to feed, {len(prompts)} prompts")
-        engine = Engine(self.steps, self._pools.kv_blocks, self.max_requests, loops, first_token)
+        sparsely = self.sparse if sparse is None else sparse
+        engine = Engine(self.steps, self._pools.kv_blocks, self.max_requests, loops, first_token, sparse=sparsely)
         stop = frozenset() if ignore_eos else frozenset(self.artifact.manifest.stop_ids)
         requests = [
             Request(self.encode(p), max_tokens, stop, feed[i] if i < len(feed) else (), logits) for i, p in enumerate(prompts)
@@ -145,8 +163,12 @@ class Worker:
         return list(tokenizer.encode(prompt).ids)
 
     def coverage(self) -> CoverageRecord:
-        """What ran by graphs and what did not, so far; its `share` is that of decoded rows served by whole graphs."""
-        return self._coverage.record()
+        """What ran by graphs and what did not, so far; its `share` is that of decoded rows served by whole graphs.
+
+        With the retained mass of every capture, where the worker was loaded to keep it; that waits for the last of them.
+        """
+        mass = self.steps.retained_mass
+        return self._coverage.record(None if mass is None else mass.record())
 
     def startup(self) -> StartupRecord:
         """Start-up up to the first token."""
@@ -195,6 +217,8 @@ def load(
     memory: int | None = None,
     device: int = 0,
     max_requests: int | None = None,
+    sparse: SparseChoice = "auto",
+    retained_mass: bool = False,
     clock: StartupClock | None = None,
 ) -> Worker:
     """Open, check and load the artifact at `path` and make every graph ready.
@@ -202,6 +226,7 @@ def load(
     `executor` forces a path; `auto` takes graphs on a GPU that fits and the reference elsewhere. `weights` says where an
     artifact without weights takes them from: a checkpoint folder, a packed file, or `preset:NAME`. `memory` is all that
     the worker may hold on the device, in bytes; `max_requests` how many requests run at once, at most what was built.
+    `retained_mass` keeps a histogram of what captures retain, at the cost of a small copy to the host a step.
 
     Raises ArtifactError for a damaged artifact, FitError for one that does not fit this machine, UsageError for values
     that cannot be, CheckpointError for weights that are not the artifact's, DeviceError if the device fails.
@@ -221,7 +246,10 @@ def load(
             chosen = choose_path(artifact.manifest, machine, executor, memory)
             opened = open_pools(artifact, chosen, weights, clock, driver)
             undo.callback(opened.close)
-            worker = Worker(artifact, chosen, opened, clock, max_requests or built)
+            sparsely = sparse == "auto" and len(artifact.manifest.geometry.sparse_modes) > 1
+            worker = Worker(
+                artifact, chosen, opened, clock, max_requests or built, sparse=sparsely, retained_mass=retained_mass
+            )
         undo.pop_all()
         return worker
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def greedy(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
     return tuple(dense().greedy(prompt, count))
 
 
-def run(requests: list[Request], **options: int) -> None:
+def run(requests: list[Request], **options: Any) -> None:
     engine = worker().engine(**options)
     for request in requests:
         engine.submit(request)

@@ -93,7 +93,7 @@ def test_a_worker_loads_while_cuda_starts(artifact: Path, api: FakeDriver, monke
 
     use(monkeypatch, api, lambda: verified.wait(10))
     monkeypatch.setattr(worker, "open_artifact", noted)
-    monkeypatch.setattr(worker, "Steps", lambda *_: None)
+    monkeypatch.setattr(worker, "Steps", lambda *_, **__: None)
     with worker.load(artifact) as loaded:
         assert loaded.executor == "graph"
         phases = {p.name: p for p in loaded.startup().phases}
