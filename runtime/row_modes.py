@@ -1,7 +1,7 @@
 """The host's account of sparse rows: what each does in its next loop, and by which right it uses its reference slot.
 
 Modes and loops live in the rows' states on the device, where nobody may read them back during a step. What the host writes
-there and submits decides them, so it can follow them here: for the rows that are not dense, which are the only ones kept.
+there and submits decides them, so it can follow them here: for rows that are not dense or have a reference slot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_CAPTURE = "no_capture"
 
 @dataclass
 class _Row:
-    """A row that is not dense in every loop. `lease` is None where it has no reference slot."""
+    """A row that is not dense in every loop, or that has a reference slot, by `lease`."""
 
     mode: Mode
     loop: int = 0
@@ -30,6 +30,8 @@ class _Row:
     @property
     def role(self) -> str:
         """What it does in its next loop where its mode decides."""
+        if self.mode is Mode.DENSE:
+            return DENSE
         if self.mode is Mode.CONSUME or self.loop > SOURCE_LOOP:
             return CONSUME
         return CAPTURE if self.loop == SOURCE_LOOP else DENSE
@@ -118,17 +120,16 @@ class RowModes:
 
     def _start(self, given: RowInput) -> None:
         """What `bind` does: columns that are not -1 replace the state's, and the row enters loop 0; anew it is dense."""
-        if given.mode == Mode.DENSE or (given.mode < 0 and given.position >= 0):
-            self._rows.pop(given.slot, None)
-            return
-        row = self._rows.get(given.slot)
-        if row is None:
-            if given.mode < 0:
-                return  # a dense row that is given a reference slot has no use for it
-            row = self._rows[given.slot] = _Row(Mode(given.mode))
+        row = self._rows.get(given.slot, _Row(Mode.DENSE))
         row.loop = 0
-        row.mode = Mode(given.mode) if given.mode >= 0 else row.mode
-        row.lease = self._lease(given) if given.reference_slot >= 0 else row.lease
+        if given.mode >= 0 or given.position >= 0:
+            row.mode = Mode(max(given.mode, Mode.DENSE))
+        if given.reference_slot >= 0:
+            row.lease = self._lease(given)
+        if row.mode is Mode.DENSE and row.lease is None:
+            self._rows.pop(given.slot, None)
+        else:
+            self._rows[given.slot] = row
 
     def _lease(self, row: RowInput) -> Lease | None:
         if self._pool is None or row.reference_slot < 0 or row.reference_slot == self._pool.padding:

@@ -110,7 +110,7 @@ class Steps:
     ) -> None:
         self.model = model
         self.geometry = geometry
-        self._buffers = buffers
+        self.buffers = buffers
         self._memory = memory
         self._dispatcher = dispatcher
         self._coverage = coverage
@@ -246,7 +246,7 @@ class Steps:
 
     def state(self, name: str) -> NDArray[np.generic]:
         """A copy of a whole state buffer, bfloat16 as its bits: row_state, hidden, gate_logits, exit_probability, …"""
-        buffer = self._buffers[name]
+        buffer = self.buffers[name]
         raw = self._memory.read(buffer.pool, buffer.offset, buffer.bytes)
         return raw.view(DTYPES[buffer.dtype].storage).reshape(buffer.sizes)
 
@@ -289,7 +289,7 @@ class Steps:
         return arrived
 
     def _read(self, name: str, count: int) -> Pending:
-        buffer = self._buffers[name]
+        buffer = self.buffers[name]
         return self._memory.read_later(Pool.IO, buffer.offset, buffer.bytes // buffer.sizes[0] * count)
 
 
