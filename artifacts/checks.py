@@ -90,7 +90,9 @@ def _check_model(manifest: Manifest) -> None:
 def _check_sparse(manifest: Manifest) -> None:
     geometry = manifest.geometry
     modes = [mode for mode in SPARSE_MODES if mode in geometry.sparse_modes]
-    require(list(geometry.sparse_modes) == modes and modes[:1] == ["dense"], "not dense and other modes", "geometry.sparse_modes")
+    require(
+        list(geometry.sparse_modes) == modes and modes[:1] == ["dense"], "not dense and other modes", "geometry.sparse_modes"
+    )
     require(manifest.modes == geometry.sparse_modes, f"not {geometry.sparse_modes}, as the geometry says", "modes")
     require(0 < geometry.key_retention <= 1, f"is {geometry.key_retention}", "geometry.key_retention")
     require(geometry.references == (geometry.reference_slots > 0), "not there, or for nothing", "geometry.reference_slots")

@@ -6,7 +6,6 @@ import msgspec
 
 from ouro_build.artifacts.model import ModelConfig
 
-
 SPARSE_MODES = ("dense", "capture", "consume", "mixed")
 """The modes of `recurrent`. Every build has the first."""
 

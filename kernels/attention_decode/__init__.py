@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.parts import KIB, Part
-from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue, Options
+from ouro_build.artifacts.plan import Argument, Buffer, Constant, Launch, LoadTimeValue, Options
 from ouro_build.kernels.paged_kv import page_shape
 from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div, next_power_of_2
 
@@ -28,6 +28,8 @@ _MAX_SPLITS = 128
 # for several programs a multiprocessor (grouped heads).
 _TILE_BYTES = 8 * KIB
 _MAX_TILE = 64
+# Grouped heads: block ids, then keys and values a tile ahead of their use; a single head orders its loads itself.
+OPTIONS = Options(num_warps=4, num_stages=3)
 
 
 def tile_keys(head_dim: int, dtype: str) -> int:
@@ -60,35 +62,38 @@ def attention_decode(
     exp(score - maximum) * value, sums float32 [bucket, heads, splits, 2] = (maximum, sum of exp(score - maximum)). A split
     without keys has sums (-inf, 0) and leaves its partial as it was.
     """
-    bucket, heads, splits, head_dim = partial.sizes
-    kv_heads, block_size, _ = page_shape(kv)
-    group = heads // kv_heads
+    bucket, _, splits, _ = partial.sizes
+    arguments, constants = split_context(q, block_tables, kv, splits, layer, layers)
     return KERNEL.launch(
         part,
-        grid=(bucket, kv_heads, splits),
-        arguments={
-            "rows": rows,
-            "q": q,
-            "block_tables": block_tables,
-            "kv": kv,
-            "partial": partial,
-            "sums": sums,
-            "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
-            "block_stride": LoadTimeValue.KV_BLOCK_STRIDE,
-            "layer": layer,
-            "scale": head_dim**-0.5,
-        },
-        constants={
-            "LAYERS": layers,
-            "KV_HEADS": kv_heads,
-            "GROUP": group,
-            "GROUP_TILE": 1 if group == 1 else max(16, next_power_of_2(group)),
-            "HEAD_DIM": head_dim,
-            "TABLE_WIDTH": block_tables.sizes[1],
-            "BLOCK_SIZE": block_size,
-            "SPLITS": splits,
-            "TILE": tile_keys(head_dim, kv.dtype),
-        },
-        # grouped heads: block ids, then keys and values a tile ahead of their use; a single head orders its loads itself
-        options=Options(num_warps=4, num_stages=3),
+        grid=(bucket, page_shape(kv)[0], splits),
+        arguments={"rows": rows, "q": q, "block_tables": block_tables, "kv": kv, "partial": partial, "sums": sums, **arguments},
+        constants=constants,
+        options=OPTIONS,
     )
+
+
+def split_context(
+    q: Buffer, block_tables: Buffer, kv: Buffer, splits: int, layer: int, layers: int
+) -> tuple[dict[str, Argument], dict[str, Constant]]:
+    """Arguments after the buffers, and constants, of a kernel that attends to a row's context in `splits` parts."""
+    kv_heads, block_size, head_dim = page_shape(kv)
+    group = q.sizes[1] // kv_heads
+    arguments: dict[str, Argument] = {
+        "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
+        "block_stride": LoadTimeValue.KV_BLOCK_STRIDE,
+        "layer": layer,
+        "scale": head_dim**-0.5,
+    }
+    constants: dict[str, Constant] = {
+        "LAYERS": layers,
+        "KV_HEADS": kv_heads,
+        "GROUP": group,
+        "GROUP_TILE": 1 if group == 1 else max(16, next_power_of_2(group)),
+        "HEAD_DIM": head_dim,
+        "TABLE_WIDTH": block_tables.sizes[1],
+        "BLOCK_SIZE": block_size,
+        "SPLITS": splits,
+        "TILE": tile_keys(head_dim, kv.dtype),
+    }
+    return arguments, constants

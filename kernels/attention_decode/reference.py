@@ -21,20 +21,28 @@ def attention_decode(
     TILE: int,
 ) -> None:
     """Each split's unnormalised share of the attention of every active row, its maximum score and its sum."""
-    _, heads, splits, _ = partial.shape
+    splits = partial.shape[2]
     for row in active(rows)[0].tolist():
-        _, position, loop, request = rows[row, : Row.REQUEST + 1].tolist()
-        keys, values = context(kv, block_tables[request], loop * LAYERS + layer, position + 1)
-        group = heads // keys.shape[0]
-        keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
-        scores = torch.einsum("hd,hpd->hp", q[row].float(), keys) * scale
+        position = int(rows[row, Row.POSITION])
+        scores, values = scores_and_values(rows[row], q[row], block_tables, kv, layer, scale, LAYERS)
         span = -(-(position // TILE + 1) // splits) * TILE
         for split in range(splits):
             part = slice(split * span, (split + 1) * span)
-            _one_split(scores[:, part], values[:, part], partial[row, :, split], sums[row, :, split])
+            one_split(scores[:, part], values[:, part], partial[row, :, split], sums[row, :, split])
 
 
-def _one_split(scores: Tensor, values: Tensor, partial: Tensor, sums: Tensor) -> None:
+def scores_and_values(
+    record: Tensor, q: Tensor, block_tables: Tensor, kv: Tensor, layer: int, scale: float, LAYERS: int
+) -> tuple[Tensor, Tensor]:
+    """Of one row over its whole context: scores [heads, n] and every head's values [heads, n, head_dim], float32."""
+    _, position, loop, request = record[: Row.REQUEST + 1].tolist()
+    keys, values = context(kv, block_tables[request], loop * LAYERS + layer, position + 1)
+    group = len(q) // len(keys)
+    keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+    return torch.einsum("hd,hpd->hp", q.float(), keys) * scale, values
+
+
+def one_split(scores: Tensor, values: Tensor, partial: Tensor, sums: Tensor) -> None:
     """scores [heads, n], values [heads, n, head_dim] -> partial [heads, head_dim], sums [heads, 2]."""
     if scores.shape[1] == 0:
         sums[:, 0], sums[:, 1] = float("-inf"), 0.0

@@ -11,9 +11,15 @@ FLOOR = tl.constexpr(-3.0e38)
 
 
 @triton.jit
+def ranked(score):
+    """Scores among which a largest can be found: NaN, which has no place, becomes the least of them."""
+    return tl.where(score > float("-inf"), score, float("-inf"))
+
+
+@triton.jit
 def single_head(
-    q, keys, table, first, end, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
+    q, keys, table, scores, first, end, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """One query head: products and sums, memory-bound.
 
@@ -39,6 +45,8 @@ def single_head(
         next_v = tl.load(at + VALUES, mask=(after < end)[:, None], other=0.0)
         block = tl.load(table + (after + TILE) // BLOCK_SIZE, mask=after + TILE < end, other=0)
         score = tl.where(lane < end, tl.sum(k.to(tl.float32) * query[None, :], 1), float("-inf"))
+        if SCORES:
+            tl.store(scores + lane, ranked(score), mask=lane < end)
         new_top = tl.maximum(top, score)
         weight = tl.exp(score - new_top)
         keep = tl.exp(top - new_top)
@@ -64,8 +72,8 @@ def weigh(weight, v, acc):
 
 @triton.jit
 def grouped_heads(
-    q, keys, table, first, end, block_stride, scale, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    q, keys, table, scores, first, end, block_stride, scale, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """The query heads of one kv head together, padded to a dot's 16 rows: keys and values are read once for all."""
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
@@ -83,6 +91,9 @@ def grouped_heads(
         k = tl.load(at, mask=inside[:, None], other=0.0)
         score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         score = tl.where(inside[None, :], score, float("-inf"))
+        if SCORES:
+            to = scores + head[:, None] * SCORES + lane[None, :]
+            tl.store(to, ranked(score), mask=(head < GROUP)[:, None] & inside[None, :])
         new_top = tl.maximum(top, tl.max(score, 1))
         weight = tl.exp(score - new_top[:, None])
         keep = tl.exp(top - new_top)
@@ -94,14 +105,12 @@ def grouped_heads(
 
 
 @triton.jit
-def attention_decode(
-    rows, q, block_tables, kv, partial, sums, plane_stride, block_stride, layer, scale, LAYERS: tl.constexpr,
+def attend(
+    rows, q, block_tables, kv, partial, sums, scores, plane_stride, block_stride, layer, scale, LAYERS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
-    PROGRAMMATIC: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
-    release(PROGRAMMATIC)
-    wait(PROGRAMMATIC)
+    """This program's split. `scores` has SCORES elements a head and is given the row's scores; with 0 it is not touched."""
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -122,15 +131,17 @@ def attention_decode(
             queries = q + (row.to(tl.int64) * KV_HEADS + kv_head) * (GROUP * HEAD_DIM)
             table = block_tables + request.to(tl.int64) * TABLE_WIDTH
             keys = kv + head_offset(plane_stride, loop, layer, kv_head, LAYERS, BLOCK_SIZE, HEAD_DIM)
+            if SCORES:
+                scores += (row.to(tl.int64) * KV_HEADS + kv_head) * (GROUP * SCORES)
             if GROUP == 1:
                 acc, top, total = single_head(
-                    queries, keys, table, first, end, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE
+                    queries, keys, table, scores, first, end, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, SCORES
                 )  # fmt: skip
                 acc = acc[None, :]
             else:
                 acc, top, total = grouped_heads(
-                    queries, keys, table, first, end, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, BLOCK_SIZE,
-                    TILE,
+                    queries, keys, table, scores, first, end, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM,
+                    BLOCK_SIZE, TILE, SCORES,
                 )  # fmt: skip
             to = partial + (head * SPLITS + split)[:, None] * HEAD_DIM + d[None, :]
             tl.store(to, acc, mask=real[:, None])
@@ -139,3 +150,18 @@ def attention_decode(
         else:
             tl.store(sums_at, float("-inf"), mask=real)
             tl.store(sums_at + 1, 0.0, mask=real)
+
+
+@triton.jit
+def attention_decode(
+    rows, q, block_tables, kv, partial, sums, plane_stride, block_stride, layer, scale, LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
+    attend(
+        rows, q, block_tables, kv, partial, sums, None, plane_stride, block_stride, layer, scale, LAYERS, KV_HEADS, GROUP,
+        GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, SPLITS, TILE, 0,
+    )  # fmt: skip
