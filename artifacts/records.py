@@ -153,10 +153,13 @@ class BenchCheck(_Record, frozen=True, kw_only=True):
     `executors` ran it in `patterns` arrangements of live rows (one alone: twice), and `bit_equal` says whether all left the
     same bits. `error` is the largest difference from `reference` as a share of the tolerance, at most 1e9; None where that was
     not compared. `context` is that of a whole `step`, 0 for a program in made-up states. `right`: nothing is amiss.
+    `uniform` is the program `mixed` held against those of single modes, row for row.
     """
 
     program: str
     bucket: int
+    mode: str = "dense"
+    variant: str = ""
     context: int
     patterns: int
     executors: tuple[str, ...]
@@ -220,10 +223,58 @@ class BenchRecord(_Record, frozen=True, kw_only=True):
         return all(check.right for check in self.checks)
 
 
-AnyRecord = TypeVar("AnyRecord", CoverageRecord, StartupRecord, ObservedRecord, BenchRecord)
+class SparseLine(_Record, frozen=True, kw_only=True):
+    """Decoding of `rows` rows with `context` tokens each, dense and sparse from one artifact; medians in milliseconds.
+
+    `attention_…` is the attention of all loops of a step, alone; the others are whole steps. Sparse rows keep `retained` keys.
+    `…_share` is the rate at which the dense arm reads what it must, as a share of the rate at which this card reads its memory,
+    None where that was not measured. `mass_ms` is a sparse step whose retained masses are copied to the host, None where that
+    was not asked for, and `mass` the mean of those masses.
+    """
+
+    rows: int
+    bucket: int
+    context: int
+    retained: int
+    attention_dense_ms: float
+    attention_sparse_ms: float
+    attention_ratio: float
+    attention_dense_share: float | None
+    dense_ms: float
+    sparse_ms: float
+    ratio: float
+    dense_share: float | None
+    mass_ms: float | None = None
+    mass: float | None = None
 
 
-def encode_record(record: CoverageRecord | StartupRecord | ObservedRecord | BenchRecord) -> bytes:
+class SparseBenchRecord(_Record, frozen=True, kw_only=True):
+    """What `ouro-worker bench sparse` saw; see `BenchRecord` for what both have."""
+
+    schema: Literal["ouro-bench-sparse/1"] = "ouro-bench-sparse/1"
+    identity: str
+    target: str
+    executor: str
+    device: DeviceRecord | None
+    unchecked: str
+    checks: tuple[BenchCheck, ...]
+    key_retention: float
+    read_bytes: int
+    read_tb_s: float | None
+    lines: tuple[SparseLine, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def right(self) -> bool:
+        """Whether no check failed."""
+        return all(check.right for check in self.checks)
+
+
+Record = CoverageRecord | StartupRecord | ObservedRecord | BenchRecord | SparseBenchRecord
+AnyRecord = TypeVar("AnyRecord", CoverageRecord, StartupRecord, ObservedRecord, BenchRecord, SparseBenchRecord)
+
+
+def encode_record(record: Record) -> bytes:
     """The record as one line of JSON."""
     return msgspec.json.encode(record) + b"\n"
 

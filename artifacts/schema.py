@@ -14,7 +14,7 @@ import msgspec
 from ouro_build.artifacts.columns import PlanIndex
 from ouro_build.artifacts.manifest import FORMAT, Manifest
 from ouro_build.artifacts.oracle import Oracle
-from ouro_build.artifacts.records import BenchRecord, CoverageRecord, ObservedRecord, StartupRecord
+from ouro_build.artifacts.records import BenchRecord, CoverageRecord, ObservedRecord, SparseBenchRecord, StartupRecord
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 PUBLISHED = Path(__file__).parent / "schemas"
@@ -26,6 +26,7 @@ _DESCRIBED: dict[str, tuple[str, Any]] = {
     "startup": ("start-up record, version 1", StartupRecord),
     "observed": ("observed record, version 1", ObservedRecord),
     "bench": ("benchmark record, version 1", BenchRecord),
+    "bench_sparse": ("benchmark of sparse decoding, version 1", SparseBenchRecord),
 }
 NAMES: tuple[str, ...] = tuple(_DESCRIBED)
 

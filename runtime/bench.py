@@ -58,7 +58,7 @@ def bench_decode(
     fit, DeviceError if the device fails.
     """
     machine = probe(device)
-    bench = _Bench(artifact, choose_path(artifact.manifest, machine, executor, None), machine, weights, device)
+    bench = Bench(artifact, choose_path(artifact.manifest, machine, executor, None), machine, weights, device)
     if baseline:
         _check_baseline(bench.path)
     for rows, context in shapes:
@@ -86,7 +86,7 @@ def step_launches(manifest: Manifest, index: PlanIndex, bucket: int) -> tuple[in
 def make_line(manifest: Manifest, index: PlanIndex, shape: Shape, ms: float, read_tb_s: float | None) -> BenchLine:
     """What a step of `shape` that takes `ms` milliseconds amounts to."""
     rows, context = shape
-    bucket = _bucket(manifest, rows)
+    bucket = bucket_of(manifest, rows)
     moved = step_bytes(manifest, rows, context)
     launches, launches_layer = step_launches(manifest, index, bucket)
     rate = moved / ms / 1e9
@@ -104,7 +104,8 @@ def make_line(manifest: Manifest, index: PlanIndex, shape: Shape, ms: float, rea
     )
 
 
-def _bucket(manifest: Manifest, rows: int) -> int:
+def bucket_of(manifest: Manifest, rows: int) -> int:
+    """The bucket that `rows` rows are padded to."""
     return next(bucket for bucket in manifest.geometry.buckets if bucket >= rows)
 
 
@@ -118,10 +119,15 @@ def _check_baseline(path: WorkerPath) -> None:
         raise MissingExtraError(NO_CUDA, where="--baseline torch", hint="Install torch with CUDA.")
 
 
-def _check(program: str, bucket: int, context: int, found: Compared) -> BenchCheck:
+def check_of(
+    program: str, bucket: int, found: Compared, *, mode: str = "dense", variant: str = "", context: int = 0
+) -> BenchCheck:
+    """What `found` says of a program, as a record."""
     return BenchCheck(
         program=program,
         bucket=bucket,
+        mode=mode,
+        variant=variant,
         context=context,
         patterns=found.patterns,
         executors=found.executors,
@@ -132,7 +138,7 @@ def _check(program: str, bucket: int, context: int, found: Compared) -> BenchChe
 
 
 @dataclass(frozen=True)
-class _Bench:
+class Bench:
     """What is measured, and where."""
 
     artifact: Artifact
@@ -145,9 +151,10 @@ class _Bench:
         """Check, and time what is right."""
         manifest = self.artifact.manifest
         say("checking programs in made-up states")
-        buckets = sorted({_bucket(manifest, rows) for rows, _ in shapes})
-        with self._opened(blocks_needed(manifest.geometry, buckets[-1])) as pools:
-            checks, unchecked = self._programs(pools, buckets)
+        buckets = sorted({bucket_of(manifest, rows) for rows, _ in shapes})
+        keys = [ProgramKey(program, bucket) for bucket in buckets for program in CHECKED]
+        with self.opened(blocks_needed(manifest.geometry, buckets[-1])) as pools:
+            checks, unchecked = self.programs(pools, keys)
         record = BenchRecord(
             identity=self.artifact.identity,
             target=self.path.target.part.name,
@@ -169,7 +176,8 @@ class _Bench:
         return record
 
     @contextmanager
-    def _opened(self, kv_blocks: int) -> Iterator[Pools]:
+    def opened(self, kv_blocks: int) -> Iterator[Pools]:
+        """The artifact's pools with `kv_blocks` KV blocks."""
         path = replace(self.path, kv_blocks=kv_blocks)
         driver = open_driver(self.device) if path.on_device else None
         pools = open_pools(self.artifact, path, self.weights, StartupClock(), driver)
@@ -178,16 +186,17 @@ class _Bench:
         finally:
             pools.close()
 
-    def _programs(self, pools: Pools, buckets: Sequence[int]) -> tuple[tuple[BenchCheck, ...], str]:
-        """Try the programs that take nearly all of a step; and say why there was no reference to compare with, if so."""
+    def programs(self, pools: Pools, keys: Sequence[ProgramKey]) -> tuple[tuple[BenchCheck, ...], str]:
+        """Try `keys`; and say why there was no reference to compare with, if so."""
         reference, unchecked = self._reference(pools)
         trial = Trial(self.artifact.manifest, pools, reference)
-        keys = [ProgramKey(program, bucket) for bucket in buckets for program in CHECKED]
         try:
-            return tuple(_check(key.program, key.bucket, 0, trial.compare(key)) for key in keys), unchecked
+            found = [(key, trial.compare(key)) for key in keys]
         finally:
             if reference is not None:
                 reference.close()
+        checks = [check_of(k.program, k.bucket, seen, mode=k.mode, variant=k.variant) for k, seen in found]
+        return tuple(checks), unchecked
 
     def _reference(self, pools: Pools) -> tuple[Executor | None, str]:
         if find_spec("torch") is None:
@@ -205,12 +214,12 @@ class _Bench:
         """Check whole steps at their contexts, all of them, then time them and the reading of the weights."""
         manifest = self.artifact.manifest
         blocks = max(rows * blocks_of(manifest.geometry, context) for rows, context in shapes)
-        with self._opened(blocks) as pools:
+        with self.opened(blocks) as pools:
             checks = list(record.checks)
             for rows, context in shapes:
                 say(f"checking a step of {rows} rows, context {context}")
                 found = DecodeStep(manifest.model, manifest.geometry, pools, rows, context).compare()
-                checks.append(_check("step", _bucket(manifest, rows), context, found))
+                checks.append(check_of("step", bucket_of(manifest, rows), found, context=context))
             failures = tuple(f"{error.where}: {error.what}" for error in pools.failures.values())
             record = msgspec.structs.replace(record, checks=tuple(checks), notes=(*record.notes, *pools.notes, *failures))
             if not record.right:

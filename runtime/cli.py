@@ -139,7 +139,7 @@ def run_command(
 def selftest_command(artifact: Path, as_json: bool, **options: Any) -> int:
     """Decode the oracle, the prompt whose answer the build recorded, and compare; exit 1 if a clear choice differs."""
     out = Output(json=as_json)
-    with load(artifact, **options) as worker:
+    with load(artifact, sparse="off", **options) as worker:  # as the oracle was decoded
         seen = self_test(worker)
         _tell(out, worker)
     out.data({**msgspec.to_builtins(seen), "passed": seen.passed}, lambda _: _verdict(seen))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ouro_build.artifacts.errors import DeviceError
 from ouro_build.artifacts.plan import Pool
 from ouro_build.runtime.driver import Driver
-from ouro_build.runtime.memory import ALIGNMENT, check_range
+from ouro_build.runtime.memory import ALIGNMENT, check_range, doublings
 
 BANK = 4 << 20
 """Bytes of one staging bank."""
@@ -190,6 +190,13 @@ class DeviceMemory:
         if self.size(pool):
             fill = (self.base(pool), byte, self.size(pool), self.stream)
             self.driver.call("cuMemsetD8Async", *fill, doing=f"filling {pool.name.lower()}")
+
+    def repeat(self, pool: Pool, nbytes: int) -> None:
+        check_range(self, pool, 0, nbytes)
+        base = self.base(pool)
+        for done, size in doublings(nbytes, self.size(pool)):
+            copy = (base + done, base, size, self.stream)
+            self.driver.call("cuMemcpyDtoDAsync", *copy, doing=f"copying {size} bytes of {pool.name.lower()}")
 
     def synchronize(self) -> None:
         self.driver.call("cuStreamSynchronize", self.stream, doing="waiting for the device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -49,6 +50,9 @@ class Memory(Protocol):
     def fill(self, pool: Pool, byte: int) -> None:
         """Set every byte of the pool, after the work already submitted."""
 
+    def repeat(self, pool: Pool, nbytes: int) -> None:
+        """Fill the pool with copies of its first `nbytes`, the last one cut, after the work already submitted."""
+
     def synchronize(self) -> None:
         """Wait for the work already submitted. Raises DeviceError if any of it failed."""
 
@@ -62,6 +66,15 @@ def check_range(memory: Memory, pool: Pool, offset: int, nbytes: int) -> None:
         raise DeviceError(
             f"access to bytes {offset} … {offset + nbytes} of a pool of {memory.size(pool)}", where=pool.name.lower()
         )
+
+
+def doublings(nbytes: int, size: int) -> Iterator[tuple[int, int]]:
+    """(start, bytes) of the copies from the pool's start that spread its first `nbytes` over all `size` bytes."""
+    done = nbytes
+    while 0 < done < size:
+        step = min(done, size - done)
+        yield done, step
+        done += step
 
 
 class Arrived:
@@ -110,6 +123,12 @@ class HostMemory:
     def fill(self, pool: Pool, byte: int) -> None:
         if self.size(pool):
             self._arenas[pool][:] = byte
+
+    def repeat(self, pool: Pool, nbytes: int) -> None:
+        check_range(self, pool, 0, nbytes)
+        for done, size in doublings(nbytes, self.size(pool)):
+            arena = self._arenas[pool]
+            arena[done : done + size] = arena[:size]
 
     def synchronize(self) -> None:
         """Nothing is ever pending."""

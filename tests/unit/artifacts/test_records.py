@@ -12,10 +12,13 @@ from ouro_build.artifacts.records import (
     DeviceRecord,
     FallbackCount,
     KeyCount,
+    MassHistogram,
     ObservedKey,
     ObservedRecord,
     PhaseRecord,
     Reason,
+    SparseBenchRecord,
+    SparseLine,
     StartupRecord,
     decode_record,
     encode_record,
@@ -31,6 +34,7 @@ COVERAGE = CoverageRecord(
         FallbackCount(reason=Reason.BUCKET_MISS, program="recurrent", mode="dense", rows=6, path="split", count=1),
         FallbackCount(reason=Reason.NO_DEVICE, program="recurrent", mode="dense", rows=2, path="reference", count=1),
     ),
+    retained_mass=MassHistogram(values=6, mean=0.5, least=0.25, counts=(1, 2, 3), bytes=24, seconds=0.001),
 )
 STARTUP = StartupRecord(wall_s=0.5, phases=(PhaseRecord(name="open", parent="", start_s=0.1, seconds=0.2, bytes=12),))
 OBSERVED = ObservedRecord(
@@ -67,7 +71,25 @@ BENCH = BenchRecord(
     baseline=(BaselineLine(rows=1, context=1024, eager_ms=50.0, graph_ms=9.5),),
     notes=(),
 )  # fmt: skip
-RECORDS = (COVERAGE, STARTUP, OBSERVED, BENCH)
+SPARSE = SparseBenchRecord(
+    identity="0" * 64,
+    target="h200",
+    executor="graph",
+    device=None,
+    unchecked="",
+    checks=BENCH.checks,
+    key_retention=0.1,
+    read_bytes=1 << 31,
+    read_tb_s=4.25,
+    lines=(
+        SparseLine(
+            rows=16, bucket=16, context=8192, retained=820, attention_dense_ms=30.0, attention_sparse_ms=18.0,
+            attention_ratio=0.6, attention_dense_share=0.85, dense_ms=40.0, sparse_ms=28.0, ratio=0.7, dense_share=0.84,
+        ),
+    ),
+    notes=(),
+)  # fmt: skip
+RECORDS = (COVERAGE, STARTUP, OBSERVED, BENCH, SPARSE)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.schema)

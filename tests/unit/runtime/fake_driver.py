@@ -286,6 +286,19 @@ class FakeDriver:
         self.submit(stream, copy)
 
     @function()
+    def cuMemcpyDtoDAsync(self, target: Any, source: Any, size: int, stream: Any) -> None:
+        a, b = int(target), int(source)
+        self.view(a, size)
+        self.view(b, size)
+        if abs(a - b) < size:
+            raise Fault("CUDA_ERROR_INVALID_VALUE")  # they overlap
+
+        def copy() -> None:
+            self.view(a, size)[:] = self.view(b, size)
+
+        self.submit(stream, copy)
+
+    @function()
     def cuMemsetD8Async(self, target: Any, byte: int, size: int, stream: Any) -> None:
         self.view(int(target), size)
         self.submit(stream, lambda: self.view(int(target), size).fill(byte))

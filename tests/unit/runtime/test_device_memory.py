@@ -10,7 +10,7 @@ from ouro_build.artifacts.errors import DeviceError
 from ouro_build.artifacts.plan import Pool
 from ouro_build.runtime.device_memory import DeviceMemory
 from ouro_build.runtime.driver import open_driver
-from ouro_build.runtime.memory import ALIGNMENT
+from ouro_build.runtime.memory import ALIGNMENT, HostMemory
 from tests.unit.runtime.fake_driver import FakeDriver
 
 SIZES = {Pool.WEIGHTS: 1000, Pool.KV: 300, Pool.STATE: 0}
@@ -32,6 +32,17 @@ def test_pools_are_allocated_once_and_given_back() -> None:
     memory.close()
     assert api.live() == {"context": 1}
     assert memory.size(Pool.WEIGHTS) == 0
+
+
+@pytest.mark.parametrize("nbytes", [1, 7, 128, 299, 300])
+def test_a_pool_is_filled_with_copies_of_its_start(nbytes: int) -> None:
+    pattern = np.random.default_rng(nbytes).integers(256, size=nbytes, dtype=np.uint8)
+    for memory in (opened(FakeDriver()), HostMemory(SIZES)):
+        memory.write(Pool.KV, 0, pattern)
+        memory.repeat(Pool.KV, nbytes)
+        assert np.array_equal(memory.read(Pool.KV, 0, 300), np.resize(pattern, 300))
+        with pytest.raises(DeviceError, match="access to bytes 0 … 301"):
+            memory.repeat(Pool.KV, 301)
 
 
 @pytest.mark.parametrize(
