@@ -19,7 +19,9 @@ from ouro_build.runtime.scenes import Scene, live_patterns
 TOLERANCE = {"bfloat16": 0.04, "float32": 1e-4}
 """How far a written row may lie from the reference's, as a share of its length (see `_buffer_difference`)."""
 _SMALLEST = 1e-30
-_COMPARED = (Pool.KV, Pool.STATE, Pool.IO)
+_COMPARED = (Pool.KV, Pool.REFERENCES, Pool.STATE, Pool.IO)
+_CHOICES = ("reference_keys", "reference_contribution")
+"""Which keys are retained hangs on the last bits of their scores: the reference may choose others among near ties."""
 Snapshot = dict[Pool, NDArray[np.uint8]]
 
 
@@ -83,7 +85,7 @@ class Trial:
         """The largest difference from the reference over all buffers, in tolerances; infinite where integers differ."""
         worst = 0.0
         for buffer in self._buffers.values():
-            if buffer.pool in _COMPARED:
+            if buffer.pool in _COMPARED and buffer.name not in _CHOICES:
                 rows = [_rows(buffer, s[buffer.pool]) for s in (before, got, wanted)]
                 worst = max(worst, _buffer_difference(buffer, *rows) / TOLERANCE[self._manifest.model.dtype])
         return worst
