@@ -74,7 +74,7 @@ def make_oracle(model: ModelConfig, geometry: Geometry, part: Part, weights: Wei
     )
     wide = msgspec.structs.replace(model, dtype=DTYPE)
     with _one_thread():
-        steps = _steps(wide, shapes, part, WidenedWeights(weights, model))
+        steps = recorded_steps(wide, shapes, part, WidenedWeights(weights, model))
         engine = Engine(steps, PROMPTS * shapes.table_width, PROMPTS)
         for request in requests:
             engine.submit(request)
@@ -111,8 +111,10 @@ class WidenedWeights:
         return convert(self._weights.read(packed, start, stop), packed.dtype, tensor.dtype)
 
 
-def _steps(model: ModelConfig, geometry: Geometry, part: Part, weights: WeightSource) -> Steps:
-    """Steps over programs recorded for nothing else, with room for every request that `geometry` declares."""
+def recorded_steps(
+    model: ModelConfig, geometry: Geometry, part: Part, weights: WeightSource, *, retained_mass: bool = False
+) -> Steps:
+    """Steps by the reference over programs recorded for nothing else, with room for every request of `geometry`."""
     buffers = make_buffers(model, geometry, weight_buffers(model))
     placement = place(Programs(model, geometry, part, buffers).record(), buffers)
     blocks = geometry.max_requests * geometry.table_width
@@ -120,7 +122,7 @@ def _steps(model: ModelConfig, geometry: Geometry, part: Part, weights: WeightSo
     for offset, data in load_packed(weights, model):
         memory.write(Pool.WEIGHTS, offset, data)
     plans = encode(placement.plans, placement.buffers, ())
-    return reference_steps(model, geometry, part, plans, memory, blocks, CoverageCounter())
+    return reference_steps(model, geometry, part, plans, memory, blocks, CoverageCounter(), retained_mass=retained_mass)
 
 
 def reference_steps(
