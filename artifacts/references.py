@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 
 
@@ -22,3 +23,10 @@ def slot_arithmetic(model: ModelConfig, key_capacity: int, slots: int) -> str:
         f"{slots} x ({layers} layers x {heads} heads x (4 x {key_capacity} keys + 8 x {model.head_dim}) + "
         f"{layers * (4 * heads + 8)} of metadata) = {slots} x {one:,} = {slots * one:,} bytes"
     )
+
+
+def slots_part(model: ModelConfig, geometry: Geometry) -> str:
+    """Reference slots as a part of the memory that is needed, for people; empty where there are none."""
+    if not geometry.references:
+        return ""
+    return f", reference slots ({slot_arithmetic(model, geometry.key_capacity, geometry.reference_slots)})"
