@@ -15,6 +15,8 @@ from ouro_build.runtime.memory import Memory, Pending
 
 BINS = 20
 """Equal parts of 0 … 1."""
+_MOST = 64
+"""Copies that are kept unread: where nobody waits for steps, the eldest have long arrived."""
 
 
 class RetainedMass:
@@ -50,6 +52,8 @@ class RetainedMass:
         self._pending.append((read, np.array(slots) - first))
         self._bytes += size
         self._seconds += time.perf_counter() - began
+        if len(self._pending) > _MOST:
+            self.take(self._taken + 1)
 
     def take(self, submitted: int) -> None:
         """Look at the first `submitted` copies of all."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,9 +19,15 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from numpy.typing import NDArray
 
 from ouro_build.artifacts.errors import RequestError
-from ouro_build.runtime.references import Lease, ReferencePool, SlotState
+from ouro_build.artifacts.plan import Buffer, Pool
+from ouro_build.runtime.device_memory import DeviceMemory
+from ouro_build.runtime.driver import open_driver
+from ouro_build.runtime.memory import HostMemory, Memory
+from ouro_build.runtime.references import Lease, ReferencePool, SlotState, clear_slots, fill_references
+from tests.unit.runtime.fake_driver import FakeDriver
 
 SLOTS = 5
 OWNERS = ("a", "b", "c")
@@ -204,3 +211,35 @@ def test_generations_begin_again_before_they_leave_an_int32(monkeypatch: pytest.
         lease = references.reject(lease)
         seen.append(lease.generation)
     assert seen == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_clearing_leaves_payloads_and_other_slots(on_device: bool) -> None:
+    shapes = {
+        "retained_counts": (5,),
+        "reference_records": (3, 2, 2),
+        "reference_mass": (3, 2, 4),
+        "reference_keys": (3, 2, 4, 7),
+    }
+    buffers, end = {}, 0
+    for name, shape in shapes.items():
+        buffers[name] = Buffer(name, Pool.REFERENCES, "float32" if name == "reference_mass" else "int32", shape, end)
+        end += -(-buffers[name].bytes // 256) * 256
+    sizes = {Pool.REFERENCES: end}
+    memory: Memory = DeviceMemory(open_driver(0, FakeDriver()), sizes) if on_device else HostMemory(sizes)
+
+    def held(name: str) -> NDArray[np.int32]:
+        return memory.read(Pool.REFERENCES, buffers[name].offset, buffers[name].bytes).view(np.int32).reshape(shapes[name])
+
+    memory.fill(Pool.REFERENCES, 0xFF)
+    fill_references(memory, buffers, np.array([0, 1, 1, 2, 2], np.int32))
+    assert held("retained_counts").tolist() == [0, 1, 1, 2, 2]
+    assert not held("reference_records").any()
+    for name in ("reference_records", "reference_mass", "reference_keys"):
+        memory.write(Pool.REFERENCES, buffers[name].offset, np.full(shapes[name], 9, np.int32))
+    clear_slots(memory, buffers, [0, 2])
+    for name in ("reference_records", "reference_mass"):
+        assert not held(name)[[0, 2]].any()
+        assert (held(name)[1] == 9).all()
+    assert (held("reference_keys") == 9).all()
+    assert held("retained_counts").tolist() == [0, 1, 1, 2, 2]
