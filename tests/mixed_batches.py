@@ -132,7 +132,9 @@ class MixedBatches:
             assert np.isfinite(a).all() or name != "hidden"
             seen.worst = max(seen.worst, float(np.nanmax(abs(a - b), initial=0.0)))
         blocks = [self._blocks(snapshot, slots) for snapshot in (got, want)]
-        assert np.array_equal(blocks[0], blocks[1]) or not (self._exact and role is Mode.CONSUME), "keys or values of a consuming row differ"
+        assert np.array_equal(blocks[0], blocks[1]) or not (self._exact and role is Mode.CONSUME), (
+            "keys or values of a consuming row differ"
+        )
         assert seen.worst <= self._limit, seen.worst
 
     def _check_untouched(self, before: Snapshot, got: Snapshot, slots: list[int], capturing: list[int]) -> None:
