@@ -23,15 +23,15 @@ KERNEL = Kernel(
     ),
 )
 
-# Programs a multiprocessor: rows of keys lie apart, so many of them must be on their way.
+# Programs a multiprocessor holds at once: keys lie apart, so many of them must be on their way. More would wait for these.
 _PROGRAMS = 4
 # The merge holds every split's share of a head in registers.
 _MAX_SPLITS = 128
 
 
 def retained_splits(part: Part, bucket: int, heads: int, most: int, tile: int) -> int:
-    """Parts that up to `most` retained keys of a head are cut into: enough to fill the device, no more than there are tiles."""
-    return max(1, min(ceil_div(_PROGRAMS * part.sm_count, bucket * heads), ceil_div(most, tile), _MAX_SPLITS))
+    """Parts that up to `most` retained keys of a head are cut into: what runs at once, no more than there are tiles."""
+    return max(1, min(_PROGRAMS * part.sm_count // (bucket * heads), ceil_div(most, tile), _MAX_SPLITS))
 
 
 def attention_retained(

@@ -4,11 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ouro_build.artifacts.parts import PARTS, Part
 from ouro_build.artifacts.retention import retained_counts
 from ouro_build.artifacts.rows import Mode, ReferenceRecord
+from ouro_build.builder import sparse
+from ouro_build.kernels.attention_retained import retained_splits
 from tests.kernel_cases.attention import LAYER
-from tests.kernel_cases.sparse import CAPTURED, CONSUMED, LATER, SOURCE, Row, Rows, Scene, bits, checked
+from tests.kernel_cases.sparse import CAPTURED, CONSUMED, LATER, SOURCE, Row, Rows, Scene, bits, check_batches, checked, only
 from tests.kernel_harness import run_reference
 
 SHAPES = ((2, 2, 16), (6, 2, 16), (4, 1, 64))
@@ -178,11 +183,6 @@ MIXED: Rows = (
 CONSUMES, CAPTURES, DENSE = (0, 4), (3, 6), (1, 5, 7)
 
 
-def only(rows: Rows, chosen: tuple[int, ...]) -> Rows:
-    """`rows` with holes for all but the `chosen`."""
-    return tuple(row if i in chosen else None for i, row in enumerate(rows))
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_mixed_is_the_uniform_modes_row_for_row(shape: tuple[int, int, int]) -> None:
     mixed, uniform = remembering(dtype="float16", shape=shape), remembering(dtype="float16", shape=shape)
@@ -215,3 +215,28 @@ def test_counts_come_from_the_table() -> None:
     scene.run(CAPTURED, "capture")
     assert (scene.tensors["reference_records"][:, LAYER, ReferenceRecord.COUNT] == 1).all()
     assert retained_counts(256, 0.3)[140] == 42
+
+
+@given(st.integers(1, 512), st.integers(1, 64), st.integers(1, 1 << 16), st.sampled_from(PARTS))
+@settings(max_examples=100)
+def test_retained_keys_are_split_into_programs_that_run_at_once(bucket: int, heads: int, most: int, part: Part) -> None:
+    splits = retained_splits(part, bucket, heads, most, 32)
+    assert 1 <= splits <= min(128, -(-most // 32))
+    assert splits == 1 or bucket * heads * splits <= 4 * part.sm_count
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 16), (4, 2, 16)])
+def test_any_number_of_splits(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One part, more parts than there are tiles, and what the launch rule gives are the same but for the order of sums."""
+    found = []
+    for splits in (1, 3, 7):
+        monkeypatch.setattr(sparse, "retained_splits", lambda *_, splits=splits: splits)
+        scene = Scene(shape=shape, retention=0.7)
+        scene.run(CAPTURED, "capture", run=checked)
+        found.append(scene.run(CONSUMED, "consume", run=checked)[LIVE])
+    for out in found[1:]:
+        torch.testing.assert_close(out, found[0], atol=2e-5, rtol=2e-5)
+
+
+def test_random_mixed_batches_with_holes() -> None:
+    check_batches(remembering(dtype="float16"), remembering(dtype="float16"), 6, seed=1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 import torch
 from torch import Tensor
@@ -148,3 +149,66 @@ def checked(launch: Launch, tensors: Tensors, values: Values) -> None:
 def bits(tensor: Tensor) -> Tensor:
     """The bytes of a tensor: NaN is equal to itself in them."""
     return tensor.contiguous().view(torch.uint8)
+
+
+class Batches:
+    """Random batches with holes over a scene in which every slot holds something; what the slots hold is kept track of."""
+
+    def __init__(self, random: Random, scene: Scene) -> None:
+        self._random = random
+        self._bucket = scene.bucket
+        self._held = {row.slot: row for row in CAPTURED if row is not None}
+        self._generation = 100
+
+    def next(self) -> tuple[Rows, dict[str, list[int]]]:
+        """Rows of every mode and loop, and which of them do what in `mixed`: the rows' places by uniform mode."""
+        slots = self._random.sample(range(SLOTS), SLOTS)
+        rows: list[Row | None] = []
+        does: dict[str, list[int]] = {"dense": [], "capture": [], "consume": []}
+        for place in range(self._bucket):
+            what = self._random.choice(["hole", "dense", "capture", "consume"])
+            if what in ("capture", "consume") and not slots:
+                what = "hole"
+            rows.append(None if what == "hole" else self._row(what, slots))
+            if what != "hole":
+                does[what].append(place)
+        return tuple(rows), does
+
+    def _row(self, what: str, slots: list[int]) -> Row:
+        request = self._random.randrange(len(LENGTHS))
+        row = Row(request, self._random.randrange(LENGTHS[request]), self._random.randrange(LOOPS), Mode.DENSE, slot=-1)
+        if what == "dense":
+            return replace(row, loop=0, mode=Mode.CAPTURE) if self._random.random() < 0.5 else row
+        slot = slots.pop()
+        if what == "capture":
+            self._generation += 1
+            self._held[slot] = replace(row, loop=SOURCE, mode=Mode.CAPTURE, slot=slot, generation=self._generation)
+            return self._held[slot]
+        forced = self._random.random() < 0.5
+        loop, mode = (row.loop, Mode.CONSUME) if forced else (LATER, Mode.CAPTURE)
+        return replace(self._held[slot], loop=loop, mode=mode)
+
+
+def only(rows: Rows, chosen: Sequence[int]) -> Rows:
+    """`rows` with holes for all but the `chosen`."""
+    return tuple(row if i in chosen else None for i, row in enumerate(rows))
+
+
+def check_batches(mixed: Scene, uniform: Scene, count: int, seed: int) -> None:
+    """`mixed` gives what the programs of single modes give, bit for bit, row for row, and the slots come to hold the same.
+
+    Both scenes' slots hold the rows of CAPTURED.
+    """
+    batches = Batches(Random(seed), mixed)
+    for _ in range(count):
+        rows, does = batches.next()
+        variant = "" if does["capture"] else "no_capture"
+        out = mixed.run(rows, "mixed", variant)
+        holes = [i for i, row in enumerate(rows) if row is None]
+        assert bits(out[holes]).eq(0xFF).all(), "an inactive row was written"
+        for mode, places in does.items():
+            want = uniform.run(only(rows, places), mode)
+            assert bits(out[places]).equal(bits(want[places])), (mode, rows)
+            assert not want[places].isnan().any(), (mode, rows)
+        for name, held in uniform.remembered.items():
+            assert bits(held).equal(bits(mixed.remembered[name])), (name, rows)
