@@ -46,7 +46,7 @@ class RowModes:
         self._rows: dict[int, _Row] = {}
         self._batch: Sequence[int] = ()
         self._coda: Sequence[int] = ()
-        self._inputs: Sequence[RowInput] = ()
+        self._inputs: Sequence[tuple[RowInput, Lease | None]] = ()
 
     def check(self, rows: Iterable[RowInput]) -> None:
         """Raise RequestError for a row that names a reference slot by a generation that is not in force."""
@@ -57,9 +57,10 @@ class RowModes:
                 raise RequestError(error.what, where=f"row {at}", hint=error.hint) from error
 
     def describe(self, rows: Sequence[RowInput], coda: Sequence[int]) -> None:
-        """`rows` are the batch from now on, and `coda` the slots to sample for."""
+        """`rows`, which `check` let pass, are the batch from now on, and `coda` the slots to sample for."""
         self._batch, self._coda = [row.slot for row in rows], coda
-        self._inputs = [row for row in rows if row.mode >= 0 or row.reference_slot >= 0 or row.slot in self._rows]
+        given = [row for row in rows if row.mode >= 0 or row.reference_slot >= 0 or row.slot in self._rows]
+        self._inputs = [(row, self._lease(row)) for row in given]
 
     def describe_coda(self, coda: Sequence[int]) -> None:
         """`coda` are the slots to sample for, in the same batch."""
@@ -106,8 +107,8 @@ class RowModes:
     def ran(self, program: str, bucket: int) -> None:
         """`program` was submitted for the first `bucket` rows of the batch, or of the coda slots."""
         if program == "prelude":
-            for given in self._inputs:
-                self._start(given)
+            for given, lease in self._inputs:
+                self._start(given, lease)
         elif program in ("recurrent", "prefill") and self._rows:
             for row in self._known(self._batch[:bucket]):
                 row.loop += row.loop < self._loops
@@ -118,14 +119,14 @@ class RowModes:
     def _known(self, slots: Iterable[int]) -> list[_Row]:
         return [self._rows[slot] for slot in slots if slot in self._rows]
 
-    def _start(self, given: RowInput) -> None:
+    def _start(self, given: RowInput, lease: Lease | None) -> None:
         """What `bind` does: columns that are not -1 replace the state's, and the row enters loop 0; anew it is dense."""
         row = self._rows.get(given.slot, _Row(Mode.DENSE))
         row.loop = 0
         if given.mode >= 0 or given.position >= 0:
             row.mode = Mode(max(given.mode, Mode.DENSE))
         if given.reference_slot >= 0:
-            row.lease = self._lease(given)
+            row.lease = lease
         if row.mode is Mode.DENSE and row.lease is None:
             self._rows.pop(given.slot, None)
         else:
