@@ -13,9 +13,9 @@ from ouro_build.artifacts.rows import RECORD
 from ouro_build.builder.buffers import Buffers
 from ouro_build.builder.record import Recorder
 from ouro_build.kernels.attention_capture import attention_capture
-from ouro_build.kernels.attention_decode import attention_decode, context_splits, tile_keys
+from ouro_build.kernels.attention_decode import attention_decode, context_splits
 from ouro_build.kernels.attention_merge import attention_merge
-from ouro_build.kernels.attention_retained import attention_retained, retained_splits
+from ouro_build.kernels.attention_retained import attention_retained, retained_splits, tile_keys
 from ouro_build.kernels.attention_select import attention_select
 from ouro_build.kernels.retained_merge import retained_merge
 from ouro_build.kernels.route_rows import route_rows

@@ -6,9 +6,9 @@ to the stored positions' keys and values of its own loop.
 
 from __future__ import annotations
 
-from ouro_build.artifacts.parts import Part
+from ouro_build.artifacts.dtypes import DTYPES
+from ouro_build.artifacts.parts import KIB, Part
 from ouro_build.artifacts.plan import Argument, Buffer, Constant, Launch, LoadTimeValue, Options
-from ouro_build.kernels.attention_decode import tile_keys
 from ouro_build.kernels.paged_kv import page_shape
 from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div
 
@@ -27,6 +27,14 @@ KERNEL = Kernel(
 _PROGRAMS = 4
 # The merge holds every split's share of a head in registers.
 _MAX_SPLITS = 128
+# Keys of one step. A tile of 8 KiB leaves registers for the next step's keys and values.
+_TILE_BYTES = 8 * KIB
+_MAX_TILE = 64
+
+
+def tile_keys(head_dim: int, dtype: str) -> int:
+    """Retained keys that a program takes in one step; splits are made of whole tiles."""
+    return max(16, min(_MAX_TILE, _TILE_BYTES // (head_dim * DTYPES[dtype].bytes)))
 
 
 def retained_splits(part: Part, bucket: int, heads: int, most: int, tile: int) -> int:
