@@ -5,6 +5,7 @@ import torch
 
 from ouro_build.artifacts.plan import Launch
 from ouro_build.artifacts.rows import ReferenceRecord
+from tests.kernel_cases import attention_select
 from tests.kernel_cases.attention import LAYER, context
 from tests.kernel_cases.sparse import (
     CAPTURED,
@@ -48,6 +49,13 @@ def later(rows: Rows) -> Rows:
 def long() -> Scene:
     ctx = context("bfloat16", "cuda", 2, 128, lengths=(LONG, 8192))
     return Scene("bfloat16", "cuda", (2, 2, 128), 0.1, max_context=LONG, lengths=(LONG, 8192), ctx=ctx)
+
+
+@pytest.mark.parametrize("width", [3000, LONG])
+@pytest.mark.parametrize("kind", attention_select.KINDS)
+def test_selection_matches_the_reference(kind: str, width: int) -> None:
+    for retention in (1e-4, 0.1, 0.5, 1.0):
+        attention_select.case(kind, "cuda", width, retention, heads=16).check()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,6 +12,7 @@ from ouro_build.artifacts.retention import retained_counts
 from ouro_build.artifacts.rows import Mode, ReferenceRecord
 from ouro_build.builder import sparse
 from ouro_build.kernels.attention_retained import retained_splits
+from tests.kernel_cases import attention_select
 from tests.kernel_cases.attention import LAYER
 from tests.kernel_cases.sparse import CAPTURED, CONSUMED, LATER, SOURCE, Row, Rows, Scene, bits, check_batches, checked, only
 from tests.kernel_harness import run_reference
@@ -215,6 +216,16 @@ def test_counts_come_from_the_table() -> None:
     scene.run(CAPTURED, "capture")
     assert (scene.tensors["reference_records"][:, LAYER, ReferenceRecord.COUNT] == 1).all()
     assert retained_counts(256, 0.3)[140] == 42
+
+
+@pytest.mark.parametrize("kind", attention_select.KINDS)
+def test_selection_over_several_steps(kind: str) -> None:
+    attention_select.case(kind).check()
+
+
+@pytest.mark.parametrize("retention", [1e-4, 0.5, 1.0])
+def test_selection_of_one_of_half_and_of_all(retention: float) -> None:
+    attention_select.case("ties", retention=retention, heads=1).check()
 
 
 @given(st.integers(1, 512), st.integers(1, 64), st.integers(1, 1 << 16), st.sampled_from(PARTS))
