@@ -236,7 +236,7 @@ def test_retained_keys_are_split_into_programs_that_run_at_once(bucket: int, hea
     assert splits == 1 or bucket * heads * splits <= 4 * part.sm_count
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 16), (4, 2, 16)])
+@pytest.mark.parametrize("shape", [(1, 1, 16), (2, 1, 16)])
 def test_any_number_of_splits(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """One part, more parts than there are tiles, and what the launch rule gives are the same but for the order of sums."""
     found = []
@@ -250,4 +250,4 @@ def test_any_number_of_splits(shape: tuple[int, int, int], monkeypatch: pytest.M
 
 
 def test_random_mixed_batches_with_holes() -> None:
-    check_batches(remembering(dtype="float16"), remembering(dtype="float16"), 6, seed=1)
+    check_batches(remembering(dtype="float16"), remembering(dtype="float16"), 4, seed=1)
