@@ -11,7 +11,7 @@ import msgspec
 
 from ouro_build.artifacts.digests import chunk_count
 from ouro_build.artifacts.dtypes import DTYPES, nbytes
-from ouro_build.artifacts.errors import ArtifactError
+from ouro_build.artifacts.errors import ArtifactError, VersionError
 from ouro_build.artifacts.geometry import SPARSE_MODES
 from ouro_build.artifacts.manifest import (
     KV_ORDERS,
@@ -23,6 +23,7 @@ from ouro_build.artifacts.manifest import (
     TargetRecord,
     TensorRecord,
 )
+from ouro_build.artifacts.packing import LAYOUT
 from ouro_build.artifacts.plan import Pool
 from ouro_build.artifacts.retention import retained_counts
 
@@ -35,7 +36,10 @@ _ARCH = re.compile(r"sm_\d{2,4}", re.ASCII)
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Raise ArtifactError, naming the field, unless the manifest is consistent in itself."""
+    """Raise ArtifactError, naming the field, unless the manifest is consistent in itself.
+
+    VersionError if its weights are packed in another order than this software's.
+    """
     _check_numbers(msgspec.to_builtins(manifest), "")
     _check_model(manifest)
     _check_sparse(manifest)
@@ -137,6 +141,12 @@ def _check_digests(digests: Iterable[str], field: str) -> None:
 
 def _check_weights(manifest: Manifest) -> None:
     weights = manifest.weights
+    if weights.layout != LAYOUT:
+        raise VersionError(
+            f"the weights are packed as {weights.layout!r}, this software reads {LAYOUT!r}",
+            where=f"{MANIFEST}: weights.layout",
+            hint="Build the artifact again, or use the ouro-build version that made it.",
+        )
     _check_file(weights.file, "weights.file")
     require(weights.file.path == WEIGHTS, f"is {weights.file.path!r}, {WEIGHTS!r} expected", "weights.file.path")
     listed = [f for f in manifest.files if f.path == WEIGHTS]

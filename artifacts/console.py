@@ -62,8 +62,9 @@ def require_extra(extra: str, modules: tuple[str, ...], command: str) -> None:
         )
 
 
-def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
-    """Run a click command and leave the process with its exit code: an int that it returns, else that of its error.
+def run(command: click.Command, arguments: list[str] | None = None, *, obj: object = None) -> NoReturn:
+    """Run a click command, whose context has `obj`, and leave the process with its exit code: an int that it returns, else that
+    of its error.
 
     A request to terminate ends the command as an interrupt does, so that nothing is left behind. What the terminal's
     encoding lacks is printed as an escape, and what is printed to a stream that was closed is lost.
@@ -74,7 +75,7 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(exit_code(command, arguments))
+    sys.exit(exit_code(command, arguments, obj=obj))
 
 
 def _nowhere(mode: str) -> TextIO:
@@ -82,10 +83,10 @@ def _nowhere(mode: str) -> TextIO:
     return cast(TextIO, open(os.devnull, mode))
 
 
-def exit_code(command: click.Command, arguments: list[str] | None = None) -> int:
+def exit_code(command: click.Command, arguments: list[str] | None = None, *, obj: object = None) -> int:
     """Run a click command; print its error, if any, to stderr, and return the exit code."""
     try:
-        result = command.main(arguments, standalone_mode=False)
+        result = command.main(arguments, standalone_mode=False, obj=obj)
     except OuroError as error:
         click.echo(f"error: {error}", err=True)
         return error.exit_code

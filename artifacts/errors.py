@@ -10,7 +10,7 @@
     │   └── OutputError                the output exists, or cannot be written
     ├── ArtifactError        exit 4   the artifact is damaged or not to be trusted
     ├── FitError             exit 3   the artifact does not fit this machine
-    │   └── VersionError               its format is newer than this software
+    │   └── VersionError               its format is another than this software's
     ├── RequestError         exit 1   a request that cannot be served
     └── DeviceError          exit 1   a CUDA call failed
         ├── NoDeviceError   exit 3   there is no GPU to use: no driver, or no device

@@ -13,6 +13,9 @@ from typing import Literal
 
 import msgspec
 
+from ouro_build.artifacts.chunks import CHUNK as CHUNK
+from ouro_build.artifacts.chunks import CHUNKED_ABOVE as CHUNKED_ABOVE
+from ouro_build.artifacts.chunks import WEIGHTS as WEIGHTS
 from ouro_build.artifacts.errors import ArtifactError, VersionError
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
@@ -21,12 +24,7 @@ from ouro_build.artifacts.plan import Dim, LoadTimeValue, Pool
 
 FORMAT = "1.0"
 MANIFEST = "manifest.json"
-WEIGHTS = "weights.safetensors"
 ORACLE = "oracle.json"
-CHUNK = 16 << 20
-"""Bytes a chunk digest covers."""
-CHUNKED_ABOVE = 64 << 20
-"""Files larger than this have chunk digests."""
 KV_AXES = ("plane", "block", "key_value", "kv_head", "position", "head_dim")
 """The order of the KV pool that builds write: a plane's blocks are adjacent."""
 KV_ORDERS = (KV_AXES, ("block", "plane", *KV_AXES[2:]))
@@ -47,7 +45,7 @@ class FileRecord(_Record, frozen=True, kw_only=True):
 
 
 class TensorRecord(_Record, frozen=True, kw_only=True):
-    """A packed tensor: `offset` in the weights pool, and the checkpoint tensors it was made of, in order."""
+    """A packed tensor: its shape as stored, `offset` in the weights pool, the checkpoint tensors it was made of, in order."""
 
     name: str
     dtype: str

@@ -1,7 +1,8 @@
 """The packed weights: which tensors, in which order, where in the weights pool, and made of what.
 
 One layout serves every GPU. Tensors stand in the order in which a model runs them; the query, key and value projections
-of a layer are one tensor, and so are its gate and up projections, so that a program reads each with one launch.
+of a layer are one tensor, and so are its gate and up projections, so that a program reads each with one launch. Matrices are
+stored in blocks: see `blocks`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ouro_build.artifacts.blocks import BLOCK_ROWS, blocked_shape, to_blocks
 from ouro_build.artifacts.convert import convert
 from ouro_build.artifacts.dtypes import nbytes
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.plan import Buffer, Pool
 
-LAYOUT = "row_major/1"
+LAYOUT = "blocks_16x32/1"
 """Name of this order of tensors and elements: raised when either changes."""
 ALIGNMENT = 256
 """Every packed tensor begins at a multiple of this many bytes."""
@@ -40,23 +42,32 @@ class SourceTensor(msgspec.Struct, frozen=True):
 
 
 class PackedTensor(msgspec.Struct, frozen=True):
-    """A tensor of the weights pool at `offset` bytes: its sources' elements one after another, converted to `dtype`."""
+    """A tensor of the weights pool at `offset` bytes: its sources' elements one after another, converted to `dtype`.
+
+    `shape` is that in which it is stored. Of one that is stored in blocks, `matrix` is (rows, columns) as its layer means them.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
     sources: tuple[SourceTensor, ...]
+    matrix: tuple[int, int] | None = None
 
     @property
     def elements(self) -> int:
-        """Its number of elements."""
+        """Its number of stored elements."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
         """Its bytes."""
         return nbytes(self.dtype, self.shape)
+
+    @property
+    def band(self) -> int:
+        """Stored elements that are made from the same elements of its sources: ranges of whole bands cost nothing extra."""
+        return math.prod(self.shape[1:]) if self.matrix else 1
 
 
 class WeightSource(Protocol):
@@ -66,7 +77,7 @@ class WeightSource(Protocol):
     """What it is, for messages: a path, or `preset:NAME`."""
 
     def read(self, tensor: PackedTensor, start: int, stop: int) -> NDArray[np.generic]:
-        """Elements [start, stop) of a tensor with sources, in one dimension, in the storage of `tensor.dtype`."""
+        """Stored elements [start, stop) of a tensor with sources, in one dimension, in the storage of `tensor.dtype`."""
 
 
 def weight_layout(model: ModelConfig) -> tuple[PackedTensor, ...]:
@@ -74,7 +85,11 @@ def weight_layout(model: ModelConfig) -> tuple[PackedTensor, ...]:
     placed: list[PackedTensor] = []
     at = 0
     for name, dtype, shape, sources in _tensors(model):
-        placed.append(PackedTensor(name, dtype, shape, at, sources))
+        if len(shape) == 2:
+            rows, columns = shape
+            placed.append(PackedTensor(name, dtype, blocked_shape(rows, columns), at, sources, (rows, columns)))
+        else:
+            placed.append(PackedTensor(name, dtype, shape, at, sources))
         at = _aligned(at + placed[-1].bytes)
     return tuple(placed)
 
@@ -108,7 +123,18 @@ Elements = Callable[[str, int, int], tuple[NDArray[np.generic], str]]
 
 
 def read_fused(elements: Elements, tensor: PackedTensor, start: int, stop: int) -> NDArray[np.generic]:
-    """`WeightSource.read` from checkpoint tensors: elements [start, stop) of their concatenation, converted."""
+    """`WeightSource.read` from checkpoint tensors: [start, stop) of what their concatenation is stored as, converted."""
+    if tensor.matrix is None:
+        return _concatenated(elements, tensor, start, stop)
+    rows, columns = tensor.matrix
+    band = tensor.band
+    first, last = start // band, -(-stop // band)
+    values = _concatenated(elements, tensor, first * BLOCK_ROWS * columns, min(last * BLOCK_ROWS, rows) * columns)
+    return to_blocks(values.reshape(-1, columns))[start - first * band : stop - first * band]
+
+
+def _concatenated(elements: Elements, tensor: PackedTensor, start: int, stop: int) -> NDArray[np.generic]:
+    """Elements [start, stop) of the sources one after another, converted."""
     parts = []
     first = 0
     for source in tensor.sources:
@@ -124,7 +150,7 @@ _Declared = tuple[str, str, tuple[int, ...], tuple[SourceTensor, ...]]
 
 
 def _tensors(model: ModelConfig) -> Iterator[_Declared]:
-    """(name, dtype, shape, sources) in load order."""
+    """(name, dtype, shape as the model has it, sources) in load order."""
     hidden = model.hidden_size
 
     def tensor(name: str, shape: tuple[int, ...], *sources: str) -> _Declared:

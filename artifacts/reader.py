@@ -102,7 +102,7 @@ def open_artifact(path: Path, verify: Verify = "full", workers: int | None = Non
     streams them checks them on the way. `sizes` checks the manifest, the names and sizes of all files, and leaves each file's
     digest until it is read.
 
-    Raises UsageError if there is nothing at `path`, VersionError for a newer format, ArtifactError for any damage.
+    Raises UsageError if there is nothing at `path`, VersionError for another format or packing, ArtifactError for any damage.
     """
     if not path.exists():
         raise UsageError("no such artifact", where=str(path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -23,6 +23,12 @@ class Reason(Enum):
     DRIVER_TOO_OLD = "driver_too_old"  # the images need a newer driver
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+"""How often, or how many: a number that every reader of JSON reads exactly."""
+Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+"""Rows of a batch, or of a bucket."""
+
+
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of everything in a record."""
 
@@ -31,12 +37,12 @@ class KeyCount(_Record, frozen=True, kw_only=True):
     """Replays of one graph, and the rows in them that were live and that were padding."""
 
     program: str
-    bucket: int
+    bucket: Rows
     mode: str
     variant: str
-    replays: int
-    live_rows: int
-    padded_rows: int
+    replays: Count
+    live_rows: Count
+    padded_rows: Count
 
 
 class FallbackCount(_Record, frozen=True, kw_only=True):
@@ -45,9 +51,32 @@ class FallbackCount(_Record, frozen=True, kw_only=True):
     reason: Reason
     program: str
     mode: str
-    rows: int
+    rows: Count
     path: str
-    count: int
+    count: Count
+
+
+class StepCount(_Record, frozen=True, kw_only=True):
+    """`count` decode steps of `rows` live rows, each of `loops` loops in `mode`, whatever path they took.
+
+    The mode of steps whose loops ran in several is `sparse`.
+    Steps that a scheduler makes of single programs are not among them: nobody but it knows where they begin.
+    """
+
+    mode: str
+    rows: Rows
+    loops: Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]
+    count: Count
+
+
+class GraphSize(_Record, frozen=True, kw_only=True):
+    """A graph that the artifact declares, replayed or not, and its kernel nodes."""
+
+    program: str
+    bucket: Rows
+    mode: str
+    variant: str
+    nodes: Count
 
 
 class MassHistogram(_Record, frozen=True, kw_only=True):
@@ -66,12 +95,22 @@ class MassHistogram(_Record, frozen=True, kw_only=True):
 
 
 class CoverageRecord(_Record, frozen=True, kw_only=True):
-    """Replays by graph key, fallbacks by reason and shape; `retained_mass` where it was asked for."""
+    """Replays by graph key, fallbacks by reason and shape, decode steps by shape, and the graphs that there could have been.
 
-    schema: Literal["ouro-coverage/1"] = "ouro-coverage/1"
+    `retained_mass` is there where it was asked for. Version 1 had neither `steps` nor `graphs`.
+    """
+
+    schema: Literal["ouro-coverage/2"] = "ouro-coverage/2"
     keys: tuple[KeyCount, ...]
     fallbacks: tuple[FallbackCount, ...]
+    steps: tuple[StepCount, ...]
+    graphs: tuple[GraphSize, ...]
     retained_mass: MassHistogram | None = None
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Row counts that decode loops have graphs for, ascending."""
+        return tuple(sorted({g.bucket for g in self.graphs if g.program == "recurrent"}))
 
     @property
     def share(self) -> float:
@@ -89,23 +128,58 @@ class CoverageRecord(_Record, frozen=True, kw_only=True):
         rows = sum(k.live_rows + k.padded_rows for k in keys)
         return sum(k.padded_rows for k in keys) / rows if rows else 0.0
 
+    @property
+    def replays_a_step(self) -> float:
+        """Replays of decode loops over decode steps; 0 if there were none. A step of four loops, not split, has four."""
+        steps = sum(s.count for s in self.steps)
+        return sum(k.replays for k in self.keys if k.program == "recurrent") / steps if steps else 0.0
+
 
 class PhaseRecord(_Record, frozen=True, kw_only=True):
-    """A named part of start-up. `start_s` counts from the start of the process; `parent` is empty for a phase of its own."""
+    """A named part of start-up. `start_s` counts from the start of the process; `parent` is empty for a phase of its own.
+
+    `bytes` is what it moved or checked, 0 if that says nothing. A phase `beside` ran on another thread: it may overlap its
+    parent's other phases, which follow one another, and outlast its parent.
+    """
 
     name: str
     parent: str
     start_s: float
     seconds: float
     bytes: int
+    beside: bool = False
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes a second; None for a phase without bytes."""
+        return self.bytes / self.seconds if self.bytes and self.seconds else None
 
 
 class StartupRecord(_Record, frozen=True, kw_only=True):
-    """Start-up from the start of the process to the first token, `wall_s` seconds."""
+    """Start-up from the start of the process to the first token, `wall_s` seconds.
+
+    The phase `graphs` restored `graphs` graphs of `nodes` kernel nodes, all together.
+    """
 
     schema: Literal["ouro-startup/1"] = "ouro-startup/1"
     wall_s: float
     phases: tuple[PhaseRecord, ...]
+    graphs: int = 0
+    nodes: int = 0
+
+    @property
+    def accounted(self) -> float:
+        """Share of `wall_s` that lies in a phase which has no parts of its own; phases beside others do not count."""
+        own = [p for p in self.phases if not p.beside]
+        parents = {p.parent for p in own}
+        named = sum(p.seconds for p in own if p.name not in parents)
+        return named / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def node_us(self) -> float | None:
+        """Microseconds that restoring took a kernel node; None if no graph was restored."""
+        seconds = sum(p.seconds for p in self.phases if p.name == "graphs")
+        return seconds / self.nodes * 1e6 if self.nodes else None
 
 
 class DeviceRecord(_Record, frozen=True, kw_only=True):
@@ -270,18 +344,19 @@ class SparseBenchRecord(_Record, frozen=True, kw_only=True):
         return all(check.right for check in self.checks)
 
 
-Record = CoverageRecord | StartupRecord | ObservedRecord | BenchRecord | SparseBenchRecord
-AnyRecord = TypeVar("AnyRecord", CoverageRecord, StartupRecord, ObservedRecord, BenchRecord, SparseBenchRecord)
+AnyRecord = TypeVar("AnyRecord", bound=msgspec.Struct)
 
 
-def encode_record(record: Record) -> bytes:
+def encode_record(record: msgspec.Struct) -> bytes:
     """The record as one line of JSON."""
     return msgspec.json.encode(record) + b"\n"
 
 
 def decode_record(raw: bytes, kind: type[AnyRecord], where: str) -> AnyRecord:
-    """Read a record strictly. Raises ArtifactError naming the field."""
+    """Read a record strictly. Raises ArtifactError naming the field, and the schema that this version reads."""
     try:
         return msgspec.json.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
-        raise ArtifactError(f"not a record of this kind: {error}", where=where) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        schema = next(field.default for field in msgspec.structs.fields(kind) if field.name == "schema")
+        hint = f"Expected: a whole record of schema {schema}. Other versions of ouro-build may write another."
+        raise ArtifactError(f"not a record of this kind: {error}", where=where, hint=hint) from error

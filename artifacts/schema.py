@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ouro_build.artifacts.bench_records import ServeBenchRecord, StartupBenchRecord
 from ouro_build.artifacts.columns import PlanIndex
 from ouro_build.artifacts.manifest import FORMAT, Manifest
 from ouro_build.artifacts.oracle import Oracle
@@ -22,11 +23,13 @@ _DESCRIBED: dict[str, tuple[str, Any]] = {
     "manifest": (f"manifest.json, format {FORMAT}", Manifest),
     "plan_index": (f"plans/PART.json, format {FORMAT}", PlanIndex),
     "oracle": (f"oracle.json, format {FORMAT}", Oracle),
-    "coverage": ("coverage record, version 1", CoverageRecord),
+    "coverage": ("coverage record, version 2", CoverageRecord),
     "startup": ("start-up record, version 1", StartupRecord),
     "observed": ("observed record, version 1", ObservedRecord),
     "bench": ("benchmark record, version 1", BenchRecord),
     "bench_sparse": ("benchmark of sparse decoding, version 1", SparseBenchRecord),
+    "bench_startup": ("start-up benchmark record, version 1", StartupBenchRecord),
+    "bench_serve": ("load benchmark record, version 1", ServeBenchRecord),
 }
 NAMES: tuple[str, ...] = tuple(_DESCRIBED)
 

@@ -18,7 +18,7 @@ from ouro_build.artifacts.packing import LAYOUT, PackedTensor, WeightSource, inv
 from ouro_build.artifacts.safetensors_file import file_header
 
 PIECE = 1 << 20
-"""Elements of a piece, at most."""
+"""Elements of a piece, at most; but a matrix comes in whole bands, at least one."""
 _BACKLOG = 32
 
 
@@ -36,12 +36,16 @@ def pack(source: WeightSource, model: ModelConfig) -> Iterator[Piece]:
 
     def read(job: tuple[PackedTensor, int]) -> Piece:
         tensor, start = job
-        stop = min(start + PIECE, tensor.elements)
+        stop = min(start + _step(tensor), tensor.elements)
         values = source.read(tensor, start, stop) if tensor.sources else frequencies[start:stop]
         return Piece(tensor, start * values.itemsize, np.ascontiguousarray(values).view(np.uint8))
 
-    jobs = ((tensor, start) for tensor in weight_layout(model) for start in range(0, tensor.elements, PIECE))
+    jobs = ((tensor, start) for tensor in weight_layout(model) for start in range(0, tensor.elements, _step(tensor)))
     return ordered_map(read, jobs, 2 * thread_count())
+
+
+def _step(tensor: PackedTensor) -> int:
+    return max(PIECE // tensor.band, 1) * tensor.band
 
 
 def load_packed(

@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 
 from ouro_build.artifacts.console import Output, require_extra, run
-from ouro_build.artifacts.errors import FitError
+from ouro_build.artifacts.errors import FitError, UsageError
 from ouro_build.artifacts.manifest import encode_manifest, identity
 from ouro_build.artifacts.reader import open_artifact
+from ouro_build.artifacts.records import CoverageRecord
 from ouro_build.artifacts.sizes import SIZE
 
 _ARTIFACT = click.argument("artifact", type=click.Path(path_type=Path), metavar="ART")
@@ -117,6 +118,63 @@ def warm(artifact: Path, record: Path | None, weights: str | None, device: int, 
         observed = warm_plans(files, folder, weights=weights, device=device, progress=report)
     out.data(observed, draw)
     out.say(f"recorded in {folder}")
+
+
+@cli.command()
+@click.argument("artifact", type=click.Path(path_type=Path), metavar="[ART]", required=False)
+@click.option("-o", "output", type=click.Path(path_type=Path), help="Write the report here, as one HTML page.")
+@click.option("--startup", type=click.Path(path_type=Path), help="A worker's start-up record.")
+@click.option("--coverage", type=click.Path(path_type=Path), help="A worker's coverage record.")
+@click.option("--against", multiple=True, type=click.Path(path_type=Path), help="An older record, to compare; may be repeated.")
+@click.option("--record", type=click.Path(path_type=Path), help="Where records of ART are; beside it by default.")
+@click.option("--text", is_flag=True, help="Print the report, without charts.")
+@_JSON
+def report(
+    artifact: Path | None,
+    output: Path | None,
+    startup: Path | None,
+    coverage: Path | None,
+    against: tuple[Path, ...],
+    record: Path | None,
+    text: bool,
+    as_json: bool,
+) -> None:
+    """Report on an artifact, or on what a worker recorded: a page for a browser, or text."""
+    from ouro_build.builder.output import write_file
+    from ouro_build.builder.report.compose import compose
+    from ouro_build.builder.report.sources import gather
+    from ouro_build.builder.report.text import draw_text
+
+    if output is None and not text and not as_json:
+        raise UsageError("nowhere to put the report", where="ouro-artifact report", hint="Give -o FILE.html, --text or --json.")
+    opened = None if artifact is None else open_artifact(artifact, "sizes")
+    gathered = gather(opened, record, startup, coverage, against)
+    page, out = compose(gathered), Output(json=as_json)
+    if output is not None:
+        from ouro_build.builder.report.html import draw_html
+
+        write_file(output, draw_html(page).encode())
+        out.say(f"report written to {output}")
+    if text or as_json:
+        out.data(gathered, lambda _: draw_text(page))
+
+
+@cli.command()
+@click.argument("coverage", type=click.Path(path_type=Path), metavar="C.json")
+@click.option("--max-graphs", type=click.IntRange(min=1), help="Decode graphs to build, at most.")
+@click.option("--memory", type=SIZE, help="Device memory that decode graphs may take, e.g. 64MiB.")
+@_JSON
+def advise(coverage: Path, max_graphs: int | None, memory: int | None, as_json: bool) -> None:
+    """Say which buckets would have wasted the least work on a recorded load.
+
+    C.json is what `ouro-worker run --coverage-out` wrote. Without a budget, as many buckets are chosen as it was recorded with.
+    """
+    from ouro_build.builder.advise import advise as choose
+    from ouro_build.builder.advise import draw, view
+    from ouro_build.builder.record_files import read_record
+
+    advice = choose(read_record(coverage, CoverageRecord), max_graphs, memory)
+    Output(json=as_json).data(view(advice), draw)
 
 
 def main() -> None:

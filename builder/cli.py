@@ -25,7 +25,7 @@ from ouro_build.builder.output import facts, progress, stack, table
 from ouro_build.builder.plan_target import Preparation, prepare
 from ouro_build.builder.sparse_spec import SparseSpec, parse_modes
 from ouro_build.builder.sparse_view import sparse_facts
-from ouro_build.builder.spec import BLOCK_SIZES, DTYPES, BuildSpec, find_parts, parse_buckets
+from ouro_build.builder.spec import BLOCK_SIZES, DTYPES, BuildSpec, advised_buckets, find_parts, parse_buckets
 from ouro_build.runtime.paths import NO_CUDA, torch_has_cuda
 
 if TYPE_CHECKING:
@@ -68,7 +68,12 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--gpu", "gpus", required=True, multiple=True, metavar="NAME", help="A part (h200, rtx-5090, …) or sm_X; may be repeated."
 )
-@click.option("--buckets", required=True, metavar="N,N,…", help="Row counts of decode programs, ascending.")
+@click.option(
+    "--buckets",
+    required=True,
+    metavar="N,N,…|@C.json",
+    help="Row counts of decode programs, ascending; or a coverage record, for those that `ouro-artifact advise` gives.",
+)
 @click.option(
     "-o", "output", required=True, type=click.Path(path_type=Path), metavar="OUT.ouro", help="Where to put the artifact."
 )
@@ -133,10 +138,11 @@ def cli(
 ) -> None:
     """Build an artifact: every kernel, every plan and every byte of memory that MODEL needs on each GPU."""
     out = Output(json=as_json)
+    decode_buckets = _decode_buckets(buckets, shape, out)
     spec = BuildSpec(
         model=model,
         parts=find_parts(gpus),
-        buckets=parse_buckets(buckets, "--buckets"),
+        buckets=decode_buckets,
         prefill_buckets=parse_buckets(prefill_buckets, "--prefill-buckets"),
         embed_weights=weights == "embed",
         sparse=SparseSpec(parse_modes(sparse_modes), key_retention, key_bucket, reference_slots, reference_memory),
@@ -152,6 +158,17 @@ def cli(
     result = BuildResult(path=str(output), identity=built.identity, targets=_targets(preparation))
     out.data(result, lambda _: _drawn(result, preparation))
     _warm(built, preparation, record, out)
+
+
+def _decode_buckets(text: str, shape: dict[str, Any], out: Output) -> tuple[int, ...]:
+    """The buckets that `--buckets` says. Where a record says them, so many requests run at once as it saw rows in a step."""
+    if not text.startswith("@"):
+        return parse_buckets(text, "--buckets")
+    buckets, requests = advised_buckets(Path(text[1:]))
+    if shape["max_requests"] is None:
+        shape["max_requests"] = max(requests, buckets[-1])
+    out.say(f"--buckets {','.join(map(str, buckets))} --max-requests {shape['max_requests']}, advised by {text[1:]}")
+    return buckets
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from rich.console import RenderableType
 from rich.text import Text
@@ -34,11 +36,15 @@ class FitView(msgspec.Struct, frozen=True, kw_only=True):
 def view(manifest: Manifest, machine: Machine, memory: int | None) -> FitView:
     """Judge every target against `machine`, where a worker may hold `memory` bytes, and against every known part."""
     here = fit(manifest, machine, memory)
-    known = tuple(
-        KnownPart(part=part.name, arch=part.arch, target=found.target, reasons=_reasons(part, found))
-        for part, found in fit_known_parts(manifest)
-    )
+    known = known_parts(fit_known_parts(manifest))
     return FitView(machine=machine, target=here.target, targets=here.targets, known=known)
+
+
+def known_parts(fits: Sequence[tuple[Part, Fit]]) -> tuple[KnownPart, ...]:
+    """What would run on each known part, and why or why not."""
+    return tuple(
+        KnownPart(part=part.name, arch=part.arch, target=found.target, reasons=_reasons(part, found)) for part, found in fits
+    )
 
 
 def draw(shown: FitView) -> RenderableType:

@@ -201,36 +201,34 @@ def _graph(index: PlanIndex, graph: GraphEntry) -> GraphView:
 
 def draw(shown: ArtifactView) -> RenderableType:
     """The view for people."""
-    return stack(_overview(shown), *(part for target in shown.targets for part in _draw_target(target)))
+    return stack(facts("artifact", overview(shown)), *(part for target in shown.targets for part in _draw_target(target)))
 
 
-def _overview(shown: ArtifactView) -> RenderableType:
+def overview(shown: ArtifactView) -> list[tuple[str, object]]:
+    """What the artifact is, by name."""
     m, g, w = shown.model, shown.geometry, shown.weights
     source = " ".join(str(v) for v in (shown.source["kind"], shown.source["name"]) if v)
     synthetic = f", synthetic weights, seed {shown.source['seed']}" if shown.source["synthetic"] else ""
     held = "embedded" if w["embedded"] else "by reference: give the worker --weights"
-    return facts(
-        "artifact",
-        [
-            ("identity", shown.identity),
-            ("format", shown.format),
-            ("files", f"{shown.files} files, {size(shown.bytes)}"),
-            ("source", source + synthetic),
-            ("model", f"{m['layers']} layers × {m['loops']} loops, hidden {m['hidden_size']}, {m['dtype']}"),
-            ("heads", f"{m['heads']} query, {m['kv_heads']} key, of {m['head_dim']}"),
-            ("vocabulary", m["vocab_size"]),
-            ("buckets", g["buckets"]),
-            ("prefill buckets", g["prefill_buckets"]),
-            ("requests", f"{g['max_requests']} of up to {g['max_context']} tokens, blocks of {g['block_size']}"),
-            ("modes", shown.modes),
-            *sparse_facts(msgspec.convert(m, ModelConfig), msgspec.convert(g, Geometry)),
-            ("KV layout", shown.kv_digest),
-            ("weights", f"{len(w['tensors'])} tensors, {size(w['bytes'])}, {held}"),
-            ("tokenizer", shown.tokenizer),
-            ("stop ids", ", ".join(map(str, shown.stop_ids)) or "none"),
-            ("toolchain", ", ".join(f"{name} {version}" for name, version in shown.toolchain.items())),
-        ],
-    )
+    return [
+        ("identity", shown.identity),
+        ("format", shown.format),
+        ("files", f"{shown.files} files, {size(shown.bytes)}"),
+        ("source", source + synthetic),
+        ("model", f"{m['layers']} layers × {m['loops']} loops, hidden {m['hidden_size']}, {m['dtype']}"),
+        ("heads", f"{m['heads']} query, {m['kv_heads']} key, of {m['head_dim']}"),
+        ("vocabulary", m["vocab_size"]),
+        ("buckets", g["buckets"]),
+        ("prefill buckets", g["prefill_buckets"]),
+        ("requests", f"{g['max_requests']} of up to {g['max_context']} tokens, blocks of {g['block_size']}"),
+        ("modes", shown.modes),
+        *sparse_facts(msgspec.convert(m, ModelConfig), msgspec.convert(g, Geometry)),
+        ("KV layout", shown.kv_digest),
+        ("weights", f"{len(w['tensors'])} tensors, {size(w['bytes'])}, {held}"),
+        ("tokenizer", shown.tokenizer),
+        ("stop ids", ", ".join(map(str, shown.stop_ids)) or "none"),
+        ("toolchain", ", ".join(f"{name} {version}" for name, version in shown.toolchain.items())),
+    ]
 
 
 def _draw_target(t: TargetView) -> tuple[RenderableType, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -13,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ouro_build.artifacts.console import rich_console
+from ouro_build.artifacts.errors import OutputError
 
 Report = Callable[[int, int], None]
 """Called with what is done and what there is in all."""
@@ -55,11 +58,29 @@ def progress(label: str, *, shown: bool = True) -> Iterator[Report]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write all of `data` to `path`, or nothing, and the folder that it is in. Raises OutputError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise OutputError(f"cannot be written: {error.strerror}", where=str(path)) from error
+
+
+def printable(text: str) -> str:
+    """`text` with everything that could steer a terminal, or that no font has, as an escape."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, list | tuple):
-        return ", ".join(str(v) for v in value)
-    return str(value)
+        return printable(", ".join(str(v) for v in value))
+    return printable(str(value))

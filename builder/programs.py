@@ -11,7 +11,7 @@ from ouro_build.artifacts.plan import Buffer, Plan, ProgramKey
 from ouro_build.artifacts.rows import RECORD
 from ouro_build.builder.buffers import Buffers
 from ouro_build.builder.record import Recorder
-from ouro_build.builder.sparse import Attention, SparseAttention
+from ouro_build.builder.sparse import Attention, LoopAttention, SparseAttention
 from ouro_build.kernels.advance import advance
 from ouro_build.kernels.argmax import argmax
 from ouro_build.kernels.attention_prefill import attention_prefill
@@ -22,6 +22,7 @@ from ouro_build.kernels.kv_copy import kv_copy
 from ouro_build.kernels.linear import fused, linear
 from ouro_build.kernels.linear_rope import linear_rope
 from ouro_build.kernels.linear_silu import linear_silu
+from ouro_build.kernels.locate import locate
 from ouro_build.kernels.read_pool import read_pool
 from ouro_build.kernels.residual_norm import residual_norm
 from ouro_build.kernels.resolve import resolve
@@ -130,15 +131,18 @@ class Programs:
     def _coda_rows(self, recorder: Recorder, bucket: int) -> Buffer:
         return self._resolve(recorder, bucket, self._buffers.coda_batch, self._model.loops + 1)
 
-    def _loop(self, recorder: Recorder, bucket: int, attention: Attention) -> Plan:
+    def _loop(self, recorder: Recorder, bucket: int, attention: LoopAttention) -> Plan:
         m, b, part, eps = self._model, self._buffers, self._part, self._model.eps
 
         def workspace(name: str, *shape: int) -> Buffer:
             return recorder.workspace(name, m.dtype, bucket, *shape)
 
         rows = self._resolve(recorder, bucket, b.batch, m.loops)
-        x, attended = workspace("x", m.hidden_size), workspace("attended", m.query_size)
-        q = workspace("q", m.heads, m.head_dim)
+        cache_place = self._locate(recorder, rows)
+        attend = attention(recorder, rows)
+        # The residual stream lives in rows here, so that no layer has to find a row's slot before it can read.
+        residual, x = workspace("residual", m.hidden_size), workspace("x", m.hidden_size)
+        q, attended = workspace("q", m.heads, m.head_dim), workspace("attended", m.query_size)
         gated = workspace("gated", m.intermediate_size)
         update = workspace("update", m.hidden_size)
 
@@ -147,14 +151,16 @@ class Programs:
 
         def add_and_norm(update_norm: Buffer, norm: Buffer) -> None:
             recorder.add(
-                residual_norm(part, rows=rows, update=update, update_weight=update_norm, hidden=b.hidden,
+                residual_norm(part, rows=rows, update=update, update_weight=update_norm, residual=residual,
                               weight=norm, out=x, eps=eps)
             )  # fmt: skip
 
-        recorder.add(rms_norm(part, rows=rows, hidden=b.hidden, weight=b.weight("input_norm", 0), out=x, eps=eps))
+        recorder.add(
+            rms_norm(part, rows=rows, hidden=b.hidden, weight=b.weight("input_norm", 0), residual=residual, out=x, eps=eps)
+        )
         for layer in range(m.layers):
-            self._project(recorder, rows, x, q, layer)
-            attention(recorder, rows, q, attended, layer)
+            self._project(recorder, rows, cache_place, x, q, layer)
+            attend(q, attended, layer)
             dense("o", layer, attended, update)
             add_and_norm(b.weight("input_norm_2", layer), b.weight("post_norm", layer))
             self._gated(recorder, rows, x, gated, layer)
@@ -167,21 +173,35 @@ class Programs:
         )  # fmt: skip
         return recorder.plan()
 
-    def _project(self, recorder: Recorder, rows: Buffer, x: Buffer, q: Buffer, layer: int) -> None:
+    def _locate(self, recorder: Recorder, rows: Buffer) -> tuple[Buffer, Buffer]:
+        """Rows' KV blocks and rotations, for every layer of the loop."""
+        b, bucket = self._buffers, rows.sizes[0]
+        blocks = recorder.workspace("blocks", "int32", bucket)
+        rotation = recorder.workspace("rotation", "float32", bucket, 2, self._model.head_dim // 2)
+        recorder.add(
+            locate(self._part, rows=rows, inv_freq=b.weight("inv_freq"), block_tables=b.block_tables, blocks=blocks,
+                   rotation=rotation, block_size=self._geometry.block_size)
+        )  # fmt: skip
+        return blocks, rotation
+
+    def _project(
+        self, recorder: Recorder, rows: Buffer, place: tuple[Buffer, Buffer], x: Buffer, q: Buffer, layer: int
+    ) -> None:
         """Projection to queries, keys and values, rotation, cache write: one kernel, as in `_gated`."""
         m, b, part = self._model, self._buffers, self._part
-        weight, bucket, inv_freq = b.weight("qkv", layer), rows.sizes[0], b.weight("inv_freq")
+        weight, bucket = b.weight("qkv", layer), rows.sizes[0]
+        blocks, rotation = place
         if fused(bucket, m.dtype):
             recorder.add(
-                linear_rope(part, rows=rows, x=x, weight=weight, inv_freq=inv_freq, block_tables=b.block_tables,
-                            kv=b.kv, q=q, layer=layer, layers=m.layers)
+                linear_rope(part, rows=rows, x=x, weight=weight, blocks=blocks, rotation=rotation, kv=b.kv, q=q,
+                            layer=layer, layers=m.layers)
             )  # fmt: skip
             return
         qkv = recorder.workspace(f"qkv.{layer}", m.dtype, bucket, m.qkv_size)
         recorder.add(linear(part, rows=rows, x=x, weight=weight, out=qkv))
         recorder.add(
-            rope_kv_write(part, rows=rows, qkv=qkv, inv_freq=inv_freq, block_tables=b.block_tables,
-                          kv=b.kv, q=q, layer=layer, layers=m.layers)
+            rope_kv_write(part, rows=rows, blocks=blocks, rotation=rotation, qkv=qkv, kv=b.kv, q=q, layer=layer,
+                          layers=m.layers)
         )  # fmt: skip
 
     def _gated(self, recorder: Recorder, rows: Buffer, x: Buffer, out: Buffer, layer: int) -> None:
@@ -195,9 +215,13 @@ class Programs:
         recorder.add(linear(part, rows=rows, x=x, weight=weight, out=gate_up))
         recorder.add(silu_mul(part, rows=rows, gate_up=gate_up, out=out))
 
-    def _prefill_attention(self, recorder: Recorder, rows: Buffer, q: Buffer, out: Buffer, layer: int) -> None:
-        b = self._buffers
-        recorder.add(
-            attention_prefill(self._part, rows=rows, q=q, block_tables=b.block_tables, kv=b.kv, out=out,
-                              layer=layer, layers=self._model.layers)
-        )  # fmt: skip
+    def _prefill_attention(self, recorder: Recorder, rows: Buffer) -> Attention:
+        m, b, part = self._model, self._buffers, self._part
+
+        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+            recorder.add(
+                attention_prefill(part, rows=rows, q=q, block_tables=b.block_tables, kv=b.kv, out=out, layer=layer,
+                                  layers=m.layers)
+            )  # fmt: skip
+
+        return attend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
@@ -13,17 +14,29 @@ from ouro_build.artifacts.rows import RECORD
 from ouro_build.builder.buffers import Buffers
 from ouro_build.builder.record import Recorder
 from ouro_build.kernels.attention_capture import attention_capture
-from ouro_build.kernels.attention_decode import attention_decode, context_splits
+from ouro_build.kernels.attention_decode import attention_decode, split_rule
 from ouro_build.kernels.attention_merge import attention_merge
 from ouro_build.kernels.attention_retained import attention_retained, retained_splits, tile_keys
 from ouro_build.kernels.attention_select import attention_select
 from ouro_build.kernels.retained_merge import retained_merge
 from ouro_build.kernels.route_rows import route_rows
+from ouro_build.kernels.split_contexts import SPLIT_RECORD, SplitRule, split_contexts
 
-Attention = Callable[[Recorder, Buffer, Buffer, Buffer, int], None]
-"""Records a layer's attention: (recorder, rows, q, out, layer)."""
+Attention = Callable[[Buffer, Buffer, int], None]
+"""Records a layer's attention: queries, output, layer."""
+LoopAttention = Callable[[Recorder, Buffer], Attention]
+"""Records what the rows of a loop need once; what a layer adds."""
 NO_CAPTURE = "no_capture"
 """The variant of `mixed` for batches in which no row captures."""
+
+
+class _Contexts(NamedTuple):
+    """Rows' contexts as `split_contexts` cuts them: no row has more than `most` splits."""
+
+    splits: Buffer
+    counts: Buffer
+    rule: SplitRule
+    most: int
 
 
 class SparseAttention:
@@ -40,82 +53,112 @@ class SparseAttention:
         modes = self._geometry.sparse_modes
         return (*((mode, "") for mode in modes), *((mode, NO_CAPTURE) for mode in modes if mode == "mixed"))
 
-    def of(self, mode: str, variant: str) -> Attention:
+    def of(self, mode: str, variant: str) -> LoopAttention:
         """What records the attention of one program of that form."""
         if mode == "dense" or not self._geometry.references:
             return self.dense
         uniform = {"capture": self.capture, "consume": self.consume}
-        return uniform.get(mode) or self._mixed(captures=variant != NO_CAPTURE)
+        return uniform.get(mode) or (self._mixed_without_capture if variant == NO_CAPTURE else self._mixed)
 
-    def dense(self, recorder: Recorder, rows: Buffer, q: Buffer, out: Buffer, layer: int) -> None:
+    def dense(self, recorder: Recorder, rows: Buffer) -> Attention:
         """Attention of `rows` to all of their keys."""
         b, part = self._buffers, self._part
-        partial, sums = self._context_splits(recorder, q, layer)
-        recorder.add(
-            attention_decode(part, rows=rows, q=q, block_tables=b.block_tables, kv=b.kv, partial=partial, sums=sums,
-                             layer=layer, layers=self._model.layers)
-        )  # fmt: skip
-        recorder.add(attention_merge(part, rows=rows, partial=partial, sums=sums, out=out))
+        contexts = self._cut(recorder, rows)
 
-    def capture(self, recorder: Recorder, rows: Buffer, q: Buffer, out: Buffer, layer: int) -> None:
+        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+            partial, sums = self._partial(recorder, contexts, q, layer)
+            recorder.add(
+                attention_decode(part, splits=contexts.splits, q=q, block_tables=b.block_tables, kv=b.kv, partial=partial,
+                                 sums=sums, layer=layer, layers=self._model.layers, rule=contexts.rule)
+            )  # fmt: skip
+            recorder.add(attention_merge(part, counts=contexts.counts, partial=partial, sums=sums, out=out))
+
+        return attend
+
+    def capture(self, recorder: Recorder, rows: Buffer) -> Attention:
         """Attention of `rows` to all of their keys; their reference slots get what later loops need."""
-        scores = self._select(recorder, rows, rows, q, out, layer)
-        self._retained(recorder, rows, None, scores, None, layer)
+        contexts = self._cut(recorder, rows)
 
-    def consume(self, recorder: Recorder, rows: Buffer, q: Buffer, out: Buffer, layer: int) -> None:
+        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+            scores = self._select(recorder, contexts, rows, q, out, layer)
+            self._retained(recorder, rows, None, scores, None, layer)
+
+        return attend
+
+    def consume(self, recorder: Recorder, rows: Buffer) -> Attention:
         """The output that the reference slots of `rows` hold, corrected by this loop's attention to the retained keys."""
-        self._retained(recorder, rows, q, None, out, layer)
 
-    def _mixed(self, *, captures: bool) -> Attention:
+        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+            self._retained(recorder, rows, q, None, out, layer)
+
+        return attend
+
+    def _mixed(self, recorder: Recorder, rows: Buffer) -> Attention:
         """Every row by its own mode, in one program."""
-        lists: list[Buffer] = []
+        dense_rows, capture_rows, sparse_rows = self._route(recorder, rows, captures=True)
+        contexts = self._cut(recorder, dense_rows)
 
-        def attention(recorder: Recorder, rows: Buffer, q: Buffer, out: Buffer, layer: int) -> None:
-            if not lists:
-                lists.extend(self._route(recorder, rows, captures=captures))
-            dense_rows, capture_rows, sparse_rows = lists
-            if captures:
-                scores = self._select(recorder, dense_rows, capture_rows, q, out, layer)
-                self._retained(recorder, sparse_rows, q, scores, out, layer)
-            else:
-                self.dense(recorder, dense_rows, q, out, layer)
-                self._retained(recorder, sparse_rows, q, None, out, layer)
+        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+            scores = self._select(recorder, contexts, capture_rows, q, out, layer)
+            self._retained(recorder, sparse_rows, q, scores, out, layer)
 
-        return attention
+        return attend
 
-    def _route(self, recorder: Recorder, rows: Buffer, *, captures: bool) -> list[Buffer]:
+    def _mixed_without_capture(self, recorder: Recorder, rows: Buffer) -> Attention:
+        dense_rows, _, sparse_rows = self._route(recorder, rows, captures=False)
+        dense = self.dense(recorder, dense_rows)
+
+        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+            dense(q, out, layer)
+            self._retained(recorder, sparse_rows, q, None, out, layer)
+
+        return attend
+
+    def _route(self, recorder: Recorder, rows: Buffer, *, captures: bool) -> tuple[Buffer, Buffer, Buffer]:
         names = ("dense_rows", "capture_rows", "sparse_rows")
         dense, capture, sparse = (recorder.workspace(name, "int32", rows.sizes[0], RECORD) for name in names)
         recorder.add(
             route_rows(self._part, rows=rows, dense_rows=dense, capture_rows=capture, sparse_rows=sparse, captures=captures)
         )
-        return [dense, capture, sparse]
+        return dense, capture, sparse
 
-    def _context_splits(self, recorder: Recorder, q: Buffer, layer: int) -> tuple[Buffer, Buffer]:
+    def _cut(self, recorder: Recorder, rows: Buffer) -> _Contexts:
+        """Cut the rows' contexts, for every layer of the loop."""
+        m, bucket = self._model, rows.sizes[0]
+        rule = split_rule(self._part, bucket, m.heads, m.kv_heads, m.head_dim, m.dtype)
+        most = rule.most(self._geometry.max_context)
+        splits = recorder.workspace("splits", "int32", bucket * most, SPLIT_RECORD + rule.tile)
+        counts = recorder.workspace("counts", "int32", bucket)
+        recorder.add(
+            split_contexts(self._part, rows=rows, block_tables=self._buffers.block_tables, splits=splits, counts=counts,
+                           rule=rule, block_size=self._geometry.block_size)
+        )  # fmt: skip
+        return _Contexts(splits, counts, rule, most)
+
+    def _partial(self, recorder: Recorder, contexts: _Contexts, q: Buffer, layer: int) -> tuple[Buffer, Buffer]:
         bucket, heads, head_dim = q.sizes
-        splits = context_splits(self._part, bucket, self._model.kv_heads, self._geometry.max_context)
         return (
-            recorder.workspace(f"partial.{layer}", "float32", bucket, heads, splits, head_dim),
-            recorder.workspace(f"sums.{layer}", "float32", bucket, heads, splits, 2),
+            recorder.workspace(f"partial.{layer}", "float32", bucket, heads, contexts.most, head_dim),
+            recorder.workspace(f"sums.{layer}", "float32", bucket, heads, contexts.most, 2),
         )
 
-    def _select(self, recorder: Recorder, rows: Buffer, chosen: Buffer, q: Buffer, out: Buffer, layer: int) -> Buffer:
-        """Attention of `rows` to all keys, then for the `chosen` of them the selection; the rows' scores."""
+    def _select(self, recorder: Recorder, contexts: _Contexts, chosen: Buffer, q: Buffer, out: Buffer, layer: int) -> Buffer:
+        """Attention to all keys of `contexts`, then for the `chosen` of their rows the selection; the rows' scores."""
         b, part, r = self._buffers, self._part, self._buffers.references
         if r is None:
             raise ValueError("captured without a reference pool")
         bucket, heads, _ = q.sizes
-        partial, sums = self._context_splits(recorder, q, layer)
+        partial, sums = self._partial(recorder, contexts, q, layer)
         scores = recorder.workspace(f"scores.{layer}", "float32", bucket, heads, self._geometry.max_context)
         recorder.add(
-            attention_capture(part, rows=rows, q=q, block_tables=b.block_tables, kv=b.kv, partial=partial, sums=sums,
-                              scores=scores, layer=layer, layers=self._model.layers)
+            attention_capture(part, splits=contexts.splits, q=q, block_tables=b.block_tables, kv=b.kv, partial=partial,
+                              sums=sums, scores=scores, layer=layer, layers=self._model.layers, rule=contexts.rule)
         )  # fmt: skip
-        recorder.add(attention_merge(part, rows=rows, partial=partial, sums=sums, out=out))
+        recorder.add(attention_merge(part, counts=contexts.counts, partial=partial, sums=sums, out=out))
         recorder.add(
-            attention_select(part, rows=chosen, scores=scores, sums=sums, out=out, retained_counts=r.retained_counts,
-                             reference_records=r.records, reference_mass=r.mass, reference_keys=r.keys,
-                             reference_output=r.output, layer=layer)
+            attention_select(part, rows=chosen, counts=contexts.counts, scores=scores, sums=sums, out=out,
+                             retained_counts=r.retained_counts, reference_records=r.records, reference_mass=r.mass,
+                             reference_keys=r.keys, reference_output=r.output, layer=layer)
         )  # fmt: skip
         return scores
 

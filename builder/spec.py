@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.parts import Part, find_part
+from ouro_build.artifacts.records import CoverageRecord
 from ouro_build.builder.sparse_spec import SparseSpec
 
 MAX_BUCKET = 1024
@@ -82,6 +84,19 @@ def parse_buckets(text: str, flag: str) -> tuple[int, ...]:
         return tuple(int(item) for item in text.split(","))
     except ValueError as error:
         raise UsageError(f"{text!r} is not a list of row counts", where=flag, hint=f"Write it like {flag} 1,2,4,8") from error
+
+
+def advised_buckets(path: Path) -> tuple[tuple[int, ...], int]:
+    """The buckets that the coverage record at `path` advises, as many as it was recorded with, and the most rows of a step.
+
+    Raises UsageError if there is no file, ArtifactError if it is no such record.
+    """
+    # Imported here: the advisor reads this module's limits.
+    from ouro_build.builder.advise import advise
+    from ouro_build.builder.record_files import read_record
+
+    advice = advise(read_record(path, CoverageRecord))
+    return advice.buckets, advice.max_requests
 
 
 def check_buckets(buckets: Sequence[int], flag: str, largest: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,10 +11,12 @@ from ouro_build.artifacts.fit import fit
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import Artifact
 from ouro_build.artifacts.records import ObservedKey, ObservedRecord, encode_record
+from ouro_build.builder.output import write_file
 from ouro_build.runtime.device_pools import open_device_pools
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
 from ouro_build.runtime.load_time import load_time_values
+from ouro_build.runtime.loading import Loading
 from ouro_build.runtime.machine import describe, device_record
 from ouro_build.runtime.paths import NO_CUDA, WorkerPath, torch_has_cuda
 from ouro_build.runtime.pools import Pools
@@ -54,7 +55,7 @@ def warm(
         if target is None:
             raise BuildError("the chosen target is not in the manifest", where=str(artifact.path))
         chosen = WorkerPath(target, True, "graph", None, blocks_needed(artifact.manifest.geometry), ())
-        pools = open_device_pools(artifact, chosen, weights, StartupClock(), driver)
+        pools = open_device_pools(artifact, chosen, Loading(weights=weights), StartupClock(), driver)
         resources.callback(pools.close)
         keys = [entry.key for entry in pools.index.plans]
         seen = []
@@ -69,7 +70,7 @@ def warm(
     observed = ObservedRecord(
         identity=artifact.identity, target=target.part.name, device=device_record(machine), keys=tuple(seen)
     )
-    _write(record / f"{target.part.name}.json", encode_record(observed))
+    write_file(record / f"{target.part.name}.json", encode_record(observed))
     _refuse_bad(seen, artifact.path)
     return observed
 
@@ -106,11 +107,3 @@ def _refuse_bad(seen: list[ObservedKey], path: Path) -> None:
             where=str(path),
             hint="Do not deploy the artifact on this GPU, and please report it.",
         )
-
-
-def _write(path: Path, data: bytes) -> None:
-    """All of the record or none of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(data)
-    partial.replace(path)

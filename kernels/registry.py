@@ -27,6 +27,7 @@ NAMES: tuple[str, ...] = (
     "linear_many",
     "linear_rope",
     "linear_silu",
+    "locate",
     "read_pool",
     "residual_norm",
     "resolve",
@@ -35,6 +36,7 @@ NAMES: tuple[str, ...] = (
     "rope_kv_write",
     "route_rows",
     "silu_mul",
+    "split_contexts",
 )
 
 

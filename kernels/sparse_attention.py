@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ouro_build.artifacts.rows import SOURCE_LOOP, Mode, ReferenceRecord, Row
-from ouro_build.kernels.attention_decode.reference import scores_and_values
+from ouro_build.kernels.attention_decode.reference import scores_and_values, whole_context
 from ouro_build.kernels.attention_select.reference import retained_keys
 from ouro_build.kernels.references.reference import count_of
 from ouro_build.kernels.rows import active
@@ -47,7 +47,7 @@ def sparse_attention(
     for row in active(rows)[0].tolist():
         record = rows[row]
         role = _role(mode, captures, record)
-        scores, values = scores_and_values(record, q[row], block_tables, kv, layer, scale, LAYERS)
+        scores, values = scores_and_values(whole_context(record), q[row], block_tables, kv, layer, scale, LAYERS)
         if role is Mode.CONSUME:
             out[row] = _consumed(references, record, scores, values, layer).flatten().to(out.dtype)
             continue

@@ -32,7 +32,8 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's name, the version of its meaning, the arguments it writes (the others it only reads), its tolerance.
+    """A kernel's name, the version of its meaning, the arguments it writes, its
+    tolerance. The other arguments it only reads.
 
     `early` are the arguments that it may read before it waits for its predecessors: weights, which nothing writes.
     """

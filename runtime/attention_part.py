@@ -17,7 +17,7 @@ from ouro_build.artifacts.reader import Artifact
 
 PROGRAM = "attention"
 """The program of the plans made here; mode and bucket are those of the `recurrent` that they are the attention of."""
-_NAMES = ("attention_", "retained_merge", "route_rows")
+_NAMES = ("attention_", "retained_merge", "route_rows", "split_contexts")
 _ROWS = "resolve"
 
 

@@ -10,29 +10,29 @@ from importlib.util import find_spec
 import msgspec
 
 from ouro_build.artifacts.columns import PlanIndex
-from ouro_build.artifacts.errors import MissingExtraError, UsageError
 from ouro_build.artifacts.fit import Machine
 from ouro_build.artifacts.manifest import Manifest
 from ouro_build.artifacts.packing import INV_FREQ
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import Artifact
 from ouro_build.artifacts.records import BaselineLine, BenchCheck, BenchLine, BenchRecord
+from ouro_build.runtime.baseline import NO_TORCH, check_baseline
 from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_seconds
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
 from ouro_build.runtime.load_time import load_time_values
+from ouro_build.runtime.loading import Loading
 from ouro_build.runtime.machine import device_record, probe
 from ouro_build.runtime.paths import NO_CUDA, Choice, WorkerPath, choose_path, torch_has_cuda
+from ouro_build.runtime.placing import open_pools
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.scenes import blocks_needed
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.timing import median_ms
 from ouro_build.runtime.trial import Compared, Trial
-from ouro_build.runtime.worker import open_pools
 
 CHECKED = ("recurrent", "coda")
 """Programs that are tried in every arrangement of live rows."""
-NO_TORCH = "torch is not installed"
 _MOST_ERROR = 1e9
 _ONCE = ("prelude", "coda", "sample", "advance")
 _OUTSIDE_LOOPS = frozenset(("embedding", "lm_head", INV_FREQ))
@@ -60,7 +60,7 @@ def bench_decode(
     machine = probe(device)
     bench = Bench(artifact, choose_path(artifact.manifest, machine, executor, None), machine, weights, device)
     if baseline:
-        _check_baseline(bench.path)
+        check_baseline(bench.path)
     for rows, context in shapes:
         check_shape(artifact.manifest.geometry, rows, context, bench.path.kv_blocks)
     return bench.run(shapes, baseline, say)
@@ -107,16 +107,6 @@ def make_line(manifest: Manifest, index: PlanIndex, shape: Shape, ms: float, rea
 def bucket_of(manifest: Manifest, rows: int) -> int:
     """The bucket that `rows` rows are padded to."""
     return next(bucket for bucket in manifest.geometry.buckets if bucket >= rows)
-
-
-def _check_baseline(path: WorkerPath) -> None:
-    if find_spec("torch") is None:
-        hint = "Install it with: pip install 'ouro-build[reference]'"
-        raise MissingExtraError(NO_TORCH, where="--baseline torch", hint=hint)
-    if not path.on_device:
-        raise UsageError("it runs on a CUDA device only", where="--baseline torch", hint="Leave it out on this machine.")
-    if not torch_has_cuda():
-        raise MissingExtraError(NO_CUDA, where="--baseline torch", hint="Install torch with CUDA.")
 
 
 def check_of(
@@ -180,7 +170,7 @@ class Bench:
         """The artifact's pools with `kv_blocks` KV blocks."""
         path = replace(self.path, kv_blocks=kv_blocks)
         driver = open_driver(self.device) if path.on_device else None
-        pools = open_pools(self.artifact, path, self.weights, StartupClock(), driver)
+        pools = open_pools(self.artifact, path, Loading(weights=self.weights), StartupClock(), driver)
         try:
             yield pools
         finally:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import click
 
 from ouro_build.artifacts.console import Output
-from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import open_artifact
 from ouro_build.artifacts.records import BenchCheck, BenchRecord, SparseBenchRecord
+from ouro_build.runtime.bench_serve_cli import serve_command
+from ouro_build.runtime.bench_startup_cli import startup_command
+from ouro_build.runtime.numbers import numbers
 from ouro_build.runtime.paths import Choice
 
 if TYPE_CHECKING:
@@ -34,6 +36,10 @@ AnyBench = TypeVar("AnyBench", BenchRecord, SparseBenchRecord)
 @click.group("bench")
 def bench() -> None:
     """Measure an artifact on this machine; nothing is timed that is not right."""
+
+
+bench.add_command(serve_command)
+bench.add_command(startup_command)
 
 
 @bench.command("decode")
@@ -59,7 +65,7 @@ def decode_command(
     """Check the programs of decode steps, then time steps at every given number of rows and context."""
     from ouro_build.runtime.bench import bench_decode  # a worker that only runs should not load it
 
-    shapes = list(product(_numbers(rows, "--rows"), _numbers(context, "--context")))
+    shapes = list(product(numbers(rows, "--rows"), numbers(context, "--context")))
     out = Output(json=as_json)
     opened = open_artifact(artifact, "all_but_weights")
     record = bench_decode(
@@ -96,7 +102,7 @@ def sparse_command(
 
     shapes = None
     if rows is not None or context is not None:
-        shapes = list(product(_numbers(rows or "1,8", "--rows"), _numbers(context or "1024", "--context")))
+        shapes = list(product(numbers(rows or "1,8", "--rows"), numbers(context or "1024", "--context")))
     out = Output(json=as_json)
     record = bench_sparse(
         open_artifact(artifact, "all_but_weights"), shapes, executor=executor, weights=weights, device=device,
@@ -139,14 +145,6 @@ def _drawn_sparse(record: SparseBenchRecord) -> RenderableType:
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
-
-
-def _numbers(text: str, flag: str) -> list[int]:
-    try:
-        found = [int(item) for item in text.split(",")]
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not a list of numbers", where=flag, hint=f"Write it like {flag} 1,8") from error
-    return list(dict.fromkeys(found))
 
 
 def _drawn(record: BenchRecord) -> RenderableType:

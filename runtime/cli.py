@@ -5,32 +5,47 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, NoReturn
 
 import click
 import msgspec
 import numpy as np
 
 from ouro_build.artifacts.console import Output, run
-from ouro_build.artifacts.errors import OutputError, UsageError
-from ouro_build.artifacts.records import encode_record
+from ouro_build.artifacts.errors import ArtifactError, UsageError
+from ouro_build.artifacts.records import CoverageRecord, decode_record, encode_record
 from ouro_build.artifacts.sizes import SIZE
-from ouro_build.runtime.bench_cli import bench
+from ouro_build.runtime.loading import Verification
+from ouro_build.runtime.metrics_option import metrics_port, serving_metrics
+from ouro_build.runtime.outputs import check_writable, write_output
 from ouro_build.runtime.paths import Choice
 from ouro_build.runtime.selftest import SelfTest, self_test
+from ouro_build.runtime.start import Start
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.worker import Output as Generated
 from ouro_build.runtime.worker import Prompt, SparseChoice, Worker, load
 
+_BENCH = "bench"
 _EXECUTORS = ("auto", "graph", "launch", "reference")
 
 
-@click.group()
+class _Commands(click.Group):
+    """Loads `bench` only when it is asked for: a worker's start waits for every module."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), _BENCH])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name != _BENCH:
+            return super().get_command(ctx, cmd_name)
+        from ouro_build.runtime.bench_cli import bench
+
+        return bench
+
+
+@click.group(cls=_Commands)
 def cli() -> None:
     """Run artifacts made by ouro-build."""
-
-
-cli.add_command(bench)
 
 
 def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,6 +61,18 @@ def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--memory", type=SIZE, help="All that the worker may hold on the device, e.g. 24GiB."),
         click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="CUDA device number."),
         click.option("--max-requests", type=click.IntRange(min=1), help="Requests that run at once.  [default: as built]"),
+        click.option(
+            "--verify",
+            type=click.Choice(("full", "fast")),
+            default="full",
+            show_default=True,
+            help="full: every byte. fast: all sizes, and the digests of all but the weights.",
+        ),
+        click.option(
+            "--coverage-in",
+            type=click.Path(path_type=Path),
+            help="A record of --coverage-out: the graphs that it saw most are restored first.",
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
     ):
         command = option(command)
@@ -53,6 +80,7 @@ def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cli.command("run")
+@click.pass_obj
 @_loading_options
 @click.option("--prompt", "texts", multiple=True, metavar="TEXT", help="A prompt as text; may be repeated.")
 @click.option(
@@ -84,7 +112,9 @@ def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Put a histogram of what captures retain into the coverage record. Costs a small copy a step.",
 )
 @click.option("--startup-out", type=click.Path(path_type=Path), help="Write where start-up time went here, as JSON.")
+@metrics_port
 def run_command(
+    start: Start | None,
     artifact: Path,
     texts: tuple[str, ...],
     prompt_ids: Path | None,
@@ -96,21 +126,26 @@ def run_command(
     startup_out: Path | None,
     sparse: SparseChoice,
     retained_mass: bool,
+    metrics_port: int | None,
     executor: Choice,
     weights: str | None,
     memory: int | None,
     device: int,
     max_requests: int | None,
+    verify: Verification,
+    coverage_in: Path | None,
     as_json: bool,
 ) -> None:
     """Continue prompts greedily; print a text a prompt, or its token ids where there is no tokenizer."""
-    clock = StartupClock()
+    start = start or Start(StartupClock())
     prompts = _prompts(texts, prompt_ids)
     feed = _id_lists(feed_ids, "--feed-ids") if feed_ids else []
     if feed and len(feed) != len(prompts):
         raise UsageError(f"{len(feed)} lists for {len(prompts)} prompts", where=f"--feed-ids {feed_ids}")
     for flag, path in (("--logits", logits), ("--coverage-out", coverage_out), ("--startup-out", startup_out)):
-        _check_writable(flag, path)
+        check_writable(flag, path)
+    coverage = _coverage(coverage_in)
+    start.clock.until_now("arguments")
     with load(
         artifact,
         executor=executor,
@@ -120,26 +155,31 @@ def run_command(
         max_requests=max_requests,
         sparse=sparse,
         retained_mass=retained_mass,
-        clock=clock,
+        verify=verify,
+        coverage=coverage,
+        start=start,
     ) as worker:
-        outputs = worker.generate(prompts, max_tokens, ignore_eos=ignore_eos, feed=feed, logits=logits is not None)
-        if logits is not None:
-            _write(logits, _encode_logits(outputs))
-        if coverage_out is not None:
-            _write(coverage_out, encode_record(worker.coverage()))
-        if startup_out is not None:
-            _write(startup_out, encode_record(worker.startup()))
         out = Output(json=as_json)
+        with serving_metrics(worker, metrics_port, out.say):
+            outputs = worker.generate(prompts, max_tokens, ignore_eos=ignore_eos, feed=feed, logits=logits is not None)
+        if logits is not None:
+            write_output(logits, _encode_logits(outputs))
+        if coverage_out is not None:
+            write_output(coverage_out, encode_record(worker.coverage()))
+        if startup_out is not None:
+            write_output(startup_out, encode_record(worker.startup()))
         out.data(_result(worker, outputs), lambda _: _drawn(outputs))
         _tell(out, worker)
 
 
 @cli.command("selftest")
+@click.pass_obj
 @_loading_options
-def selftest_command(artifact: Path, as_json: bool, **options: Any) -> int:
+def selftest_command(start: Start | None, artifact: Path, coverage_in: Path | None, as_json: bool, **options: Any) -> int:
     """Decode the oracle, the prompt whose answer the build recorded, and compare; exit 1 if a clear choice differs."""
     out = Output(json=as_json)
-    with load(artifact, sparse="off", **options) as worker:  # as the oracle was decoded
+    # sparse off: as the oracle was decoded
+    with load(artifact, sparse="off", coverage=_coverage(coverage_in), start=start, **options) as worker:
         seen = self_test(worker)
         _tell(out, worker)
     out.data({**msgspec.to_builtins(seen), "passed": seen.passed}, lambda _: _verdict(seen))
@@ -161,13 +201,15 @@ def _id_lists(path: Path, flag: str) -> list[list[int]]:
         raise UsageError(f"not a JSON list of lists of token ids: {error}", where=f"{flag} {path}") from error
 
 
-def _check_writable(flag: str, path: Path | None) -> None:
-    """Refuse a place that cannot be written before the run whose results would be lost with it."""
+def _coverage(path: Path | None) -> CoverageRecord | None:
     if path is None:
-        return
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        what = "is a folder" if path.is_dir() else "the folder it is to be in does not exist"
-        raise UsageError(what, where=f"{flag} {path}", hint="Name a file in a folder that exists.")
+        return None
+    try:
+        return decode_record(path.read_bytes(), CoverageRecord, str(path))
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=f"--coverage-in {path}") from error
+    except ArtifactError as error:
+        raise UsageError(error.what, where=f"--coverage-in {path}") from error
 
 
 def _encode_logits(outputs: list[Generated]) -> bytes:
@@ -175,25 +217,6 @@ def _encode_logits(outputs: list[Generated]) -> bytes:
     from safetensors.numpy import save
 
     return save({str(i): np.stack(o.logits) for i, o in enumerate(outputs)})
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write all of `data`, or leave no part of it. Raises OutputError."""
-    try:
-        with path.open("wb") as file:
-            _fill(file, path, data)
-    except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror}", where=str(path)) from error
-
-
-def _fill(file: BinaryIO, path: Path, data: bytes) -> None:
-    try:
-        file.write(data)
-        file.flush()
-    except OSError:
-        if path.is_file():
-            path.unlink(missing_ok=True)
-        raise
 
 
 def _result(worker: Worker, outputs: list[Generated]) -> dict[str, Any]:
@@ -226,9 +249,9 @@ def _verdict(seen: SelfTest) -> str:
     return f"self-test {verdict}: {seen.clear} clear choices of {seen.tokens} tokens, by {seen.executor}"
 
 
-def main() -> None:
-    """Entry point."""
-    run(cli)
+def main(start: Start | None = None) -> NoReturn:
+    """Run the command line; `start` is what the entry point has begun already."""
+    run(cli, obj=start)
 
 
 if __name__ == "__main__":

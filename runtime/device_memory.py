@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 import numpy as np
@@ -16,7 +17,7 @@ from ouro_build.runtime.memory import ALIGNMENT, check_range, doublings
 BANK = 4 << 20
 """Bytes of one staging bank."""
 BANKS = 4
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no implicit ordering with the legacy default stream
+NON_BLOCKING = 1  # CU_STREAMNON_BLOCKING: no implicit ordering with the legacy default stream
 _DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING: the cheap kind of event
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 
@@ -34,7 +35,7 @@ class Staging:
         self._bytes = pinned(driver, bank * banks, resources)
         self._address = int(self._bytes.ctypes.data)
         self._bank = bank
-        self._events = [_event(driver, resources) for _ in range(banks)]
+        self._events = [make_event(driver, resources) for _ in range(banks)]
         self._pending = [False] * banks
         self._current = 0
         self._used = 0
@@ -98,7 +99,7 @@ class Landing:
         self._driver = driver
         self._stream = stream
         self._slots = pinned(driver, slot * slots, resources).reshape(slots, slot)
-        self._events = [_event(driver, resources) for _ in range(slots)]
+        self._events = [make_event(driver, resources) for _ in range(slots)]
         self._pieces: list[_Landed | None] = [None] * slots
         self._next = 0
         resources.callback(self._drop)
@@ -144,28 +145,33 @@ class DeviceMemory:
     """The pools of one worker on a device. One thread at a time may use it.
 
     Everything is allocated here: device memory by `sizes` (bytes a pool), a ring of pinned banks each way, and the stream. If
-    any of it fails, all of it is given back. `allocated` is the device bytes taken.
+    any of it fails, all of it is given back. `allocated` is the device bytes taken. `given` are addresses of pools that
+    belong to someone else: they are used, and not given back.
     """
 
-    def __init__(self, driver: Driver, sizes: dict[Pool, int], *, bank: int = BANK, banks: int = BANKS) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        sizes: Mapping[Pool, int],
+        *,
+        given: Mapping[Pool, int] | None = None,
+        bank: int = BANK,
+        banks: int = BANKS,
+    ) -> None:
         self.driver = driver
         self._sizes = dict(sizes)
-        self._bases: dict[Pool, int] = {}
+        self._bases = dict(given or {})
+        self.allocated = sum(size for pool, size in sizes.items() if pool not in self._bases)
         with ExitStack() as resources:
-            self.stream = driver.call("cuStreamCreate", _NON_BLOCKING, doing="creating the stream")
+            self.stream = driver.call("cuStreamCreate", NON_BLOCKING, doing="creating the stream")
             resources.callback(driver.release, "cuStreamDestroy", self.stream)
             for pool, size in sizes.items():
-                if size:
+                if size and pool not in self._bases:
                     self._bases[pool] = _allocate(driver, pool, size, resources)
             self._staging = Staging(driver, self.stream, resources, bank, banks)
             self._landing = Landing(driver, self.stream, resources, bank, banks)
             resources.callback(driver.release, "cuStreamSynchronize", self.stream)  # before the rest is given back
             self._resources = resources.pop_all()
-
-    @property
-    def allocated(self) -> int:
-        """Bytes of device memory that the pools take."""
-        return sum(self._sizes[pool] for pool in self._bases)
 
     def base(self, pool: Pool) -> int:
         return self._bases.get(pool, 0)
@@ -218,10 +224,11 @@ def pinned(driver: Driver, size: int, resources: ExitStack) -> NDArray[np.uint8]
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(int(address)))
 
 
-def _event(driver: Driver, resources: ExitStack) -> object:
-    event: object = driver.call("cuEventCreate", _DISABLE_TIMING, doing="creating an event")
-    resources.callback(driver.release, "cuEventDestroy", event)
-    return event
+def make_event(driver: Driver, resources: ExitStack) -> object:
+    """An event without timing, given back when `resources` closes."""
+    made: object = driver.call("cuEventCreate", _DISABLE_TIMING, doing="creating an event")
+    resources.callback(driver.release, "cuEventDestroy", made)
+    return made
 
 
 def _allocate(driver: Driver, pool: Pool, size: int, resources: ExitStack) -> int:

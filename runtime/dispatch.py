@@ -1,14 +1,42 @@
-"""Which path a program runs by, and the record of it."""
+"""Which graphs a batch takes, which path a program runs by, and the record of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ouro_build.artifacts.errors import RequestError
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.records import Reason
 from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.executor import Executor
+
+
+class Replays(NamedTuple):
+    """`times` replays at `bucket`, each of `rows` live rows."""
+
+    bucket: int
+    rows: int
+    times: int
+
+
+def padded_to(rows: int, buckets: Sequence[int]) -> int | None:
+    """The smallest of `buckets` (ascending) that holds `rows` live rows; None if none does."""
+    return next((bucket for bucket in buckets if bucket >= rows), None)
+
+
+def replays_of(rows: int, buckets: Sequence[int]) -> tuple[Replays, ...]:
+    """The replays that a batch of `rows` rows takes: the rule of every worker, and of what is predicted of one.
+
+    One where a bucket holds it: more is a split, into the largest bucket as often as it is filled, then one for the rest.
+    """
+    largest = buckets[-1]
+    full, rest = divmod(rows, largest)
+    last = padded_to(rest, buckets) if rest else None
+    return (
+        *((Replays(largest, largest, full),) if full else ()),
+        *((Replays(last, rest, 1),) if last is not None else ()),
+    )
 
 
 class Dispatcher:

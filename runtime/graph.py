@@ -10,6 +10,7 @@ import msgspec
 
 from ouro_build.artifacts.errors import DeviceError, RestoreError
 from ouro_build.artifacts.plan import Edge, ProgramKey
+from ouro_build.artifacts.records import CoverageRecord
 from ouro_build.runtime.device_memory import DeviceMemory
 from ouro_build.runtime.driver import Driver
 from ouro_build.runtime.executor import ExecutorName
@@ -94,6 +95,13 @@ class GraphExecutor:
         self.restored.graphs += 1
         self.restored.nodes += nodes
         return instance
+
+
+def restore_order(keys: Iterable[ProgramKey], coverage: CoverageRecord | None = None) -> list[ProgramKey]:
+    """The graph keys in the order in which to restore them: those that `coverage` saw replayed most, then small buckets."""
+    seen = () if coverage is None else coverage.keys
+    replays = {ProgramKey(k.program, k.bucket, k.mode, k.variant): k.replays for k in seen}
+    return sorted(keys, key=lambda key: (-replays.get(key, 0), key.bucket))
 
 
 _Linked = tuple[Ready, list[tuple[int, int]]]

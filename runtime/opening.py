@@ -1,35 +1,113 @@
-"""Starting CUDA beside other work: its calls release the interpreter, so that opening an artifact hides them."""
+"""Starting CUDA beside other work: its calls release the interpreter, so that imports and opening an artifact hide them."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import ctypes
+import threading
+from typing import TYPE_CHECKING, Any
 
 from ouro_build.runtime.driver import Driver, open_driver
 from ouro_build.runtime.startup import StartupClock
 
+if TYPE_CHECKING:
+    from ouro_build.runtime.chunk_hashes import ChunkHashes
+
+READ_ONLY = 8
+"""CU_MEMHOSTREGISTER_READ_ONLY: lock pages that the device only reads, such as a file's."""
+
 
 class OpeningDriver:
-    """CUDA device number `device`, being opened on a thread of its own; timed as the phase `device` of the phase open now."""
+    """CUDA device number `device`, being opened on a thread of its own; timed as the phase `device` of the phase open now.
 
-    def __init__(self, device: int, clock: StartupClock) -> None:
-        self._device = device
+    With `early` the context is made before the bindings are imported, which other threads can do meanwhile.
+    """
+
+    def __init__(self, device: int, clock: StartupClock, *, early: bool = False) -> None:
+        self.device = device
+        self.file: ChunkHashes | None = None
+        """A file whose pages are locked for the device as soon as there is a context, if that is made early."""
+        self._early = early
         self._clock = clock
         self._parent = clock.current
-        threads = ThreadPoolExecutor(1, "cuda")
-        self._driver = threads.submit(self._open)
-        threads.shutdown(wait=False)  # the thread ends when the driver is open
+        self._driver: Driver | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._open, name="cuda")
+        self._thread.start()
 
     def result(self) -> Driver:
         """Wait for the driver and make its context current on the calling thread. Raises what `open_driver` raised."""
-        driver = self._driver.result()
-        driver.make_current()
-        return driver
+        self.wait()
+        if self._driver is None:
+            raise self._error or RuntimeError("the thread that opens CUDA ended early")
+        self._driver.make_current()
+        return self._driver
+
+    def wait(self) -> None:
+        """Wait until it is open, or has failed."""
+        self._thread.join()
 
     def close(self) -> None:
         """Wait for the driver and give it back, if there is one."""
-        if self._driver.exception() is None:
-            self._driver.result().close()
+        self.wait()
+        if self._driver is not None:
+            self._driver.close()
 
-    def _open(self) -> Driver:
-        with self._clock.beside("device", self._parent):
-            return open_driver(self._device)
+    def _open(self) -> None:
+        try:
+            with self._clock.beside("device", self._parent):
+                held = hold_context(self.device) if self._early else None
+                if held is not None and self.file is not None:
+                    self._lock(held, self.file)
+                self._driver = open_driver(self.device)
+                if held is not None:
+                    held.release()
+        except BaseException as error:  # told where the driver is waited for
+            self._error = error
+
+    def _lock(self, held: HeldContext, file: ChunkHashes) -> None:
+        """Lock the file's pages, if the device can; else whoever copies them finds out and takes another way."""
+        with self._clock.beside("lock pages", self._parent) as phase:
+            address = file.address
+            if address and held.lock(address, file.size):
+                file.unlock = lambda: held.unlock(address)
+                phase.bytes = file.size
+
+
+class HeldContext:
+    """A primary context made without the bindings, current on the thread that made it."""
+
+    def __init__(self, cuda: Any, number: ctypes.c_int) -> None:
+        self._cuda, self._number = cuda, number
+
+    def lock(self, address: int, size: int) -> bool:
+        """Lock pages of the host that the device is to read; False if it cannot."""
+        return not self._cuda.cuMemHostRegister_v2(ctypes.c_void_p(address), ctypes.c_size_t(size), READ_ONLY)
+
+    def unlock(self, address: int) -> None:
+        """Undo `lock`, on a thread where the context is current."""
+        self._cuda.cuMemHostUnregister(ctypes.c_void_p(address))
+
+    def release(self) -> None:
+        """Give this hold on the context back."""
+        self._cuda.cuDevicePrimaryCtxRelease_v2(self._number)
+
+
+def hold_context(device: int) -> HeldContext | None:
+    """Make the primary context of CUDA device `device` without the bindings.
+
+    None where that fails: whoever opens the device next says why.
+    """
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    number, context = ctypes.c_int(), ctypes.c_void_p()
+    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(number), device):
+        return None
+    if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), number):
+        return None
+    held = HeldContext(cuda, number)
+    if cuda.cuCtxSetCurrent(context):
+        held.release()
+        return None
+    return held

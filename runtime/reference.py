@@ -132,19 +132,19 @@ class UnbuiltModes(ReferenceExecutor):
         return known and key not in self._entries and _dense(key) in self._entries
 
     def _planned(self, key: ProgramKey) -> list[Call]:
-        """A layer's attention is several launches; the last of them writes `out`."""
+        """The rows' contexts are cut once; a layer's attention is several launches, the last of which writes `out`."""
         plan = decode_plan(self._index, self._columns, self._entries[_dense(key)])
         if not self._geometry.references:  # all keys are retained: every mode is dense
             return [self._call(launch) for launch in plan.launches]
         calls, attention = [], dict[str, Any]()
         for launch in plan.launches:
-            if not launch.specialization.kernel.startswith("attention_"):
+            if not launch.specialization.kernel.startswith(("attention_", "split_contexts")):
                 calls.append(self._call(launch))
                 continue
             attention |= launch.named() | dict(launch.specialization.constants)
             if "out" in attention:
                 calls.append(self._attention(key, attention))
-                attention = {}
+                del attention["out"]
         return calls
 
     def _attention(self, key: ProgramKey, given: Mapping[str, Any]) -> Call:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from ouro_build.artifacts.records import Reason
 from ouro_build.artifacts.rows import RECORD
 from ouro_build.runtime.batch import RowInput, StepInputs, row_limits
 from ouro_build.runtime.coverage import CoverageCounter
-from ouro_build.runtime.dispatch import Dispatcher
+from ouro_build.runtime.dispatch import Dispatcher, padded_to, replays_of
 from ouro_build.runtime.memory import Memory, Pending
 from ouro_build.runtime.references import ReferencePool, clear_slots
 from ouro_build.runtime.retained_mass import RetainedMass
@@ -143,20 +144,24 @@ class Steps:
         DeviceError if it cannot be submitted.
         """
         loops = self.loops(depth)
-        parts = _parts(rows, self.geometry.buckets[-1])
+        parts = _parts(rows, self.geometry.buckets)
         # The planes of skipped loops are filled from the row's position, which advance moves on.
         skipped = ("kv_copy",) if loops < self.model.loops else ()
         reads, modes = [], []
+        every: set[str] = set()
         for part in parts:
             self.describe(part, [row.slot for row in part])
             self.run("prelude", len(part))
             modes = [self.run_loop(len(part)) for _ in range(loops)]
+            every.update(modes)
             for program in ("coda", "sample", *skipped, "advance"):
                 self.run(program, len(part))
             reads.append(self._read_sampled(len(part), logits))
         if len(parts) > 1:
             for mode, count in Counter(modes).items():
                 self._coverage.fallback(Reason.BUCKET_MISS, "recurrent", mode, len(rows), "split", count)
+        if parts:
+            self._coverage.step(every.pop() if len(every) == 1 else "sparse", len(rows), loops)
         return self._submitted(reads, logits)
 
     def submit_prefill(self, rows: Sequence[RowInput], finished: Sequence[int] = (), *, logits: bool = False) -> Submitted:
@@ -165,7 +170,7 @@ class Steps:
         A request's rows are adjacent and ascending. Rows past the largest prefill bucket are run in several parts. Raises
         as `submit_decode` does.
         """
-        parts, ends = _parts(rows, self.geometry.prefill_buckets[-1]), _parts(finished, self.geometry.buckets[-1])
+        parts, ends = _parts(rows, self.geometry.prefill_buckets), _parts(finished, self.geometry.buckets)
         if len(parts) > 1:
             self._coverage.fallback(Reason.BUCKET_MISS, "prefill", "dense", len(rows), "split", self.model.loops)
         for at, part in enumerate(parts):
@@ -186,7 +191,7 @@ class Steps:
     def coda(self, slots: Sequence[int]) -> NDArray[np.float32]:
         """Logits of the slots' hidden states, float32 [len(slots), vocab]. The batch of rows stays as it is described."""
         reads = []
-        for part in _parts(slots, self.geometry.buckets[-1]):
+        for part in _parts(slots, self.geometry.buckets):
             self.describe_coda(part)
             self.run("coda", len(part))
             reads.append(self._read("logits", len(part)))
@@ -259,7 +264,7 @@ class Steps:
 
     def _bucket(self, program: str, rows: int) -> int:
         buckets = self._buckets.get(program, self.geometry.buckets)
-        bucket = next((b for b in buckets if b >= rows), None)
+        bucket = padded_to(rows, buckets)
         if bucket is None:
             raise RequestError(
                 f"{rows} rows, the largest bucket of {program} is {buckets[-1]}", hint="Run them in several parts."
@@ -272,7 +277,9 @@ class Steps:
     def _submitted(self, reads: Sequence[tuple[Pending, Pending | None]], logits: bool) -> Submitted:
         kept = [values for _, values in reads if values is not None]
         tokens = [tokens for tokens, _ in reads]
-        return Submitted(tokens, kept if logits else None, self.model.vocab_size, self._arrival())
+        # Where nothing is read, nothing is waited for.
+        arrived = self._arrival() if reads else lambda: None
+        return Submitted(tokens, kept if logits else None, self.model.vocab_size, arrived)
 
     def _arrival(self) -> Callable[[], None]:
         """What to do once all work that was submitted so far is known to have finished."""
@@ -309,8 +316,12 @@ def _check_buffers(buffers: Mapping[str, Buffer], model: ModelConfig, geometry: 
             raise ArtifactError(f"buffer {name} of shape {shape} in io is expected, the plans have {found}", where="plans")
 
 
-def _parts(rows: Sequence[T], largest: int) -> list[Sequence[T]]:
-    return [rows[at : at + largest] for at in range(0, len(rows), largest)]
+def _parts(rows: Sequence[T], buckets: Sequence[int]) -> list[Sequence[T]]:
+    """The rows of each replay."""
+    if len(rows) <= buckets[-1]:
+        return [rows] if rows else []
+    sizes = [r.rows for r in replays_of(len(rows), buckets) for _ in range(r.times)]
+    return [rows[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def _joined(reads: Sequence[Pending], dtype: type[N]) -> NDArray[N]:

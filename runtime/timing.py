@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
+import numpy as np
+
 _RUNS = 5
 _MOST_BATCHES, _LEAST_BATCHES = 20, 3
 BUDGET = 2.0
@@ -30,6 +32,12 @@ def measure(run: Callable[[], object], synchronize: Callable[[], object]) -> lis
     slow = run_times(run, synchronize, 2, 1)[-1]
     batches = min(_MOST_BATCHES, max(_LEAST_BATCHES, int(BUDGET / (_RUNS * slow))))
     return run_times(run, synchronize, batches, _RUNS)
+
+
+def percentiles(values: Sequence[float], points: Sequence[int]) -> dict[str, float]:
+    """The percentiles `points` of `values`, interpolated, by their number as text."""
+    found: list[float] = np.percentile(values, points).tolist()
+    return {str(point): value for point, value in zip(points, found, strict=True)}
 
 
 def median_ms(seconds: Sequence[float]) -> float:

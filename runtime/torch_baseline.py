@@ -30,8 +30,8 @@ class BaselineTimes(NamedTuple):
 class TorchDecoder:
     """One decode step of `rows` rows that have `context` tokens each, the one being decoded included.
 
-    `weights` by the names of the packing. `cache` [2, planes, rows, kv_heads, context, head_dim] holds keys, then values;
-    `tokens` int64 [rows] are the inputs, and what the step leaves there is what it chose.
+    `weights` by the names of the packing, its matrices [N, K]. `cache` [2, planes, rows, kv_heads, context, head_dim] holds
+    keys, then values; `tokens` int64 [rows] are the inputs, and what the step leaves there is what it chose.
     """
 
     def __init__(self, model: ModelConfig, weights: Mapping[str, Tensor], cache: Tensor, tokens: Tensor) -> None:
@@ -84,11 +84,11 @@ class TorchDecoder:
 
 
 def random_weights(model: ModelConfig, device: str) -> dict[str, Tensor]:
-    """Weights of the packing's names, shapes and types, of no meaning: a step takes as long with any."""
+    """Weights of the packing's names and types, its matrices [N, K], of no meaning: a step takes as long with any."""
     generator = torch.Generator(device).manual_seed(0)
     made = {}
     for tensor in weight_layout(model):
-        values = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device)
+        values = torch.empty(tensor.matrix or tensor.shape, dtype=getattr(torch, tensor.dtype), device=device)
         made[tensor.name] = values.normal_(0, _STD, generator=generator)
     return made
 
@@ -103,13 +103,13 @@ def time_decode(model: ModelConfig, rows: int, context: int, device: int) -> Bas
         tokens = torch.zeros(rows, dtype=torch.int64, device=where)
         decoder = TorchDecoder(model, random_weights(model, where), cache, tokens)
         eager = median_ms(measure(decoder.step, torch.cuda.synchronize))
-        graph = median_ms(measure(_captured(decoder.step), torch.cuda.synchronize))
+        graph = median_ms(measure(captured(decoder.step), torch.cuda.synchronize))
     del decoder, cache
     torch.cuda.empty_cache()
     return BaselineTimes(eager, graph)
 
 
-def _captured(step: Callable[[], object]) -> Callable[[], object]:
+def captured(step: Callable[[], object]) -> Callable[[], object]:
     """Replays `step`, which has run before, as one CUDA graph."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

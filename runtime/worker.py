@@ -4,41 +4,45 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ouro_build.artifacts.errors import ArtifactError, NoDeviceError, RequestError, UsageError
-from ouro_build.artifacts.fit import Machine
+from ouro_build.artifacts.errors import RequestError, UsageError
 from ouro_build.artifacts.plan import Pool
-from ouro_build.artifacts.reader import TOKENIZER, Artifact, open_artifact
+from ouro_build.artifacts.reader import Artifact, open_artifact
 from ouro_build.artifacts.records import CoverageRecord, Reason, StartupRecord
-from ouro_build.runtime.coverage import CoverageCounter
+from ouro_build.runtime.coverage import CoverageCounter, declared_graphs
 from ouro_build.runtime.dispatch import Dispatcher
-from ouro_build.runtime.driver import Driver
 from ouro_build.runtime.engine import Engine, FinishReason, Request
 from ouro_build.runtime.executor import ExecutorName
-from ouro_build.runtime.host_pools import open_host_pools
-from ouro_build.runtime.machine import describe
+from ouro_build.runtime.loading import Loading, Verification
 from ouro_build.runtime.memory import Memory
 from ouro_build.runtime.opening import OpeningDriver
-from ouro_build.runtime.paths import Choice, WorkerPath, choose_path
+from ouro_build.runtime.paths import Choice, WorkerPath
+from ouro_build.runtime.placing import choose, given_memory, open_pools, wait_for
 from ouro_build.runtime.pools import Pools
+from ouro_build.runtime.start import Start
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.step import Steps
+from ouro_build.runtime.tokenizer import load_tokenizer
+from ouro_build.runtime.traffic import Traffic
+from ouro_build.runtime.weights import begin_upload
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+
 Prompt = str | Sequence[int]
 SparseChoice = Literal["auto", "off"]
 """`auto` decodes sparsely where the artifact has sparse modes; `off` runs it dense."""
+LOAD = "load"
+"""The phase of start-up in which a worker is loaded."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Worker:
 
     `steps` is the interface for a caller that schedules rows itself; `generate` schedules for callers that do not. The two
     share slots and KV blocks: use one or the other. `executor` names the path that runs, `path.reason` why it is not `graph`;
-    `sparse` says whether `generate` decodes sparsely.
+    `sparse` says whether `generate` and `engine` decode sparsely. `traffic` counts their requests and tokens.
     One thread may use a worker, the one that loaded it: CUDA's context is current there.
     """
 
@@ -72,6 +76,7 @@ class Worker:
         pools: Pools,
         clock: StartupClock,
         max_requests: int,
+        tokenizer: Tokenizer | None,
         *,
         sparse: bool = False,
         retained_mass: bool = False,
@@ -83,8 +88,9 @@ class Worker:
         self.memory: Memory = pools.memory
         self._pools = pools
         self._clock = clock
-        self._coverage = CoverageCounter()
-        self._tokenizer: Tokenizer | None = None
+        self._coverage = CoverageCounter(declared_graphs(pools.index))
+        self.traffic = Traffic()
+        self._tokenizer = tokenizer
         manifest = artifact.manifest
         missing = dict.fromkeys(pools.failures, Reason.GRAPH_RESTORE_FAILED)
         self.steps = Steps(
@@ -131,12 +137,10 @@ class Worker:
         with no output.
         """
         began = time.monotonic()
-        first_token = partial(self._clock.first_token, began)
         loops = self.steps.loops(depth)
         if len(feed) > len(prompts):
             raise RequestError(f"{len(feed)} lists of tokens to feed, {len(prompts)} prompts")
-        sparsely = self.sparse if sparse is None else sparse
-        engine = Engine(self.steps, self._pools.kv_blocks, self.max_requests, loops, first_token, sparse=sparsely)
+        engine = self.engine(depth, lambda _: self._clock.first_token(began), sparse=sparse)
         stop = frozenset() if ignore_eos else frozenset(self.artifact.manifest.stop_ids)
         requests = [
             Request(self.encode(p), max_tokens, stop, feed[i] if i < len(feed) else (), logits) for i, p in enumerate(prompts)
@@ -145,30 +149,64 @@ class Worker:
             try:
                 engine.submit(request)
             except RequestError as error:
+                self.traffic.lost()
                 raise RequestError(error.what, where=f"prompt {at}", hint=error.hint) from error
         engine.run()
         return [self._output(r, loops) for r in requests]
+
+    def engine(
+        self,
+        depth: int | None = None,
+        on_tokens: Callable[[Sequence[Request]], None] = lambda requests: None,
+        *,
+        sparse: bool | None = None,
+    ) -> Engine:
+        """A scheduler over all of the worker's slots and KV blocks: one at a time. See `Engine`. It settles the worker.
+
+        `sparse` overrides the worker's.
+        """
+
+        def told(requests: Sequence[Request]) -> None:
+            on_tokens(requests)
+            self._pools.settle()
+
+        loops = self.steps.loops(depth)
+        sparsely = self.sparse if sparse is None else sparse
+        return Engine(self.steps, self._pools.kv_blocks, self.max_requests, loops, told, traffic=self.traffic, sparse=sparsely)
+
+    def settle(self) -> None:
+        """Begin to give back what only loading needed, the locked pages of the weights' file; once, and on another thread.
+
+        `generate` and `engine` do it after their first token. Who schedules rows with `steps` calls it when there is time.
+        """
+        self._pools.settle()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises RequestError for text that is none, or if the artifact carries no tokenizer."""
         if not isinstance(prompt, str):
             return list(prompt)
-        tokenizer = self._load_tokenizer()
-        if tokenizer is None:
+        if self._tokenizer is None:
             raise RequestError("the artifact carries no tokenizer", hint="Give token ids: --prompt-ids FILE.json")
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the prompt is not Unicode text: {error.reason} at character {error.start}") from error
-        return list(tokenizer.encode(prompt).ids)
+        return list(self._tokenizer.encode(prompt).ids)
 
-    def coverage(self) -> CoverageRecord:
+    def coverage(self, *, masses: bool = True) -> CoverageRecord:
         """What ran by graphs and what did not, so far; its `share` is that of decoded rows served by whole graphs.
 
         With the retained mass of every capture, where the worker was loaded to keep it; that waits for the last of them.
+        Without `masses` it leaves them out, waits for nothing, and may be asked for by any thread.
         """
-        mass = self.steps.retained_mass
+        mass = self.steps.retained_mass if masses else None
         return self._coverage.record(None if mass is None else mass.record())
+
+    def clear_coverage(self) -> None:
+        """Count from nothing again."""
+        self._coverage.clear()
+        if self.steps.retained_mass is not None:
+            self.steps.retained_mass.clear()
 
     def startup(self) -> StartupRecord:
         """Start-up up to the first token."""
@@ -193,20 +231,7 @@ class Worker:
         return Output(request.ids, text, request.finish_reason, depths, request.logits)
 
     def _decode(self, ids: list[int]) -> str | None:
-        tokenizer = self._load_tokenizer()
-        return None if tokenizer is None else str(tokenizer.decode(ids))
-
-    def _load_tokenizer(self) -> Tokenizer | None:
-        raw = self.artifact.tokenizer() if self._tokenizer is None else None
-        if raw is not None:
-            from tokenizers import Tokenizer
-
-            try:
-                self._tokenizer = Tokenizer.from_buffer(raw)
-            except Exception as error:  # the library raises plain exceptions
-                hint = "Install a newer version of the package tokenizers, or build the artifact again."
-                raise ArtifactError(f"cannot be read: {error}", where=TOKENIZER, hint=hint) from error
-        return self._tokenizer
+        return None if self._tokenizer is None else str(self._tokenizer.decode(ids))
 
 
 def load(
@@ -219,7 +244,10 @@ def load(
     max_requests: int | None = None,
     sparse: SparseChoice = "auto",
     retained_mass: bool = False,
-    clock: StartupClock | None = None,
+    verify: Verification = "full",
+    coverage: CoverageRecord | None = None,
+    pools: Mapping[Pool | str, object] | None = None,
+    start: Start | None = None,
 ) -> Worker:
     """Open, check and load the artifact at `path` and make every graph ready.
 
@@ -227,47 +255,52 @@ def load(
     artifact without weights takes them from: a checkpoint folder, a packed file, or `preset:NAME`. `memory` is all that
     the worker may hold on the device, in bytes; `max_requests` how many requests run at once, at most what was built.
     `retained_mass` keeps a histogram of what captures retain, at the cost of a small copy to the host a step.
+    `verify`: `full` checks every byte, `fast` leaves the weights unchecked. `coverage` is a record of such work as is to come:
+    graphs that it saw most are restored first. `pools` are device memory that the process owns already, a pool each by name:
+    (address, bytes), a DLPack capsule or an object with `__dlpack__`; `given_memory` says who owns it when. `start` is
+    what has begun already; it is taken over.
 
     Raises ArtifactError for a damaged artifact, FitError for one that does not fit this machine, UsageError for values
     that cannot be, CheckpointError for weights that are not the artifact's, DeviceError if the device fails.
     """
-    clock = clock or StartupClock()
+    start = start or Start(StartupClock())
+    clock, opening = start.clock, start.opening
     with ExitStack() as undo:
-        with clock.phase("load"):
-            opening = OpeningDriver(device, clock)
-            undo.callback(opening.close)
+        undo.callback(start.close)
+        given = given_memory(pools)
+        if given is not None:
+            undo.callback(given.release)
+        loading = Loading(weights=weights, verify=verify, coverage=coverage, given=given)
+        with clock.phase(LOAD):
+            if opening is not None and opening.device != device:
+                opening.close()
+                opening = None
+            if opening is None:
+                opening = OpeningDriver(device, clock)
+                undo.callback(opening.close)
             with clock.phase("open and verify"):
                 artifact = open_artifact(Path(path), "all_but_weights")
+            with clock.phase("begin weights"):
+                upload = begin_upload(artifact, loading, clock, LOAD, start.hashes)
+                if upload is not None:
+                    undo.callback(upload.close)
+            with clock.phase("tokenizer"):  # while CUDA starts
+                tokenizer = load_tokenizer(artifact)
+            with clock.phase("modules"):  # likewise
+                import ouro_build.runtime.device_pools  # noqa: F401
             built = artifact.manifest.geometry.max_requests
             if max_requests is not None and not 1 <= max_requests <= built:
                 raise UsageError(f"{max_requests} is outside 1 … {built}, what was built", where="--max-requests")
             with clock.phase("wait for device"):
-                driver, machine = _opened(opening)
-            chosen = choose_path(artifact.manifest, machine, executor, memory)
-            opened = open_pools(artifact, chosen, weights, clock, driver)
+                driver, machine = wait_for(opening)
+                chosen = choose(artifact.manifest, machine, executor, memory, given)
+            opened = open_pools(artifact, chosen, loading, clock, driver, upload)
             undo.callback(opened.close)
             sparsely = sparse == "auto" and len(artifact.manifest.geometry.sparse_modes) > 1
-            worker = Worker(
-                artifact, chosen, opened, clock, max_requests or built, sparse=sparsely, retained_mass=retained_mass
-            )
+            with clock.phase("ready"):
+                requests = max_requests or built
+                worker = Worker(
+                    artifact, chosen, opened, clock, requests, tokenizer, sparse=sparsely, retained_mass=retained_mass
+                )
         undo.pop_all()
         return worker
-
-
-def _opened(opening: OpeningDriver) -> tuple[Driver | None, Machine]:
-    try:
-        driver = opening.result()
-    except NoDeviceError as error:
-        return None, Machine.absent(error.what)
-    return driver, describe(driver)
-
-
-def open_pools(artifact: Artifact, path: WorkerPath, weights: str | None, clock: StartupClock, driver: Driver | None) -> Pools:
-    """The pools of `path` with its executors, on the device or on the host. Takes `driver` over."""
-    if driver is not None and path.on_device:
-        from ouro_build.runtime.device_pools import open_device_pools
-
-        return open_device_pools(artifact, path, weights, clock, driver)
-    if driver is not None:
-        driver.close()  # its context would hold device memory that nothing here uses
-    return open_host_pools(artifact, path, weights, clock)

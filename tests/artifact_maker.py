@@ -75,6 +75,8 @@ PLANS = (
     Plan(ProgramKey("recurrent", 2), (_GATHER, _STORE)),
 )
 ORACLE = Oracle(prompt_ids=(1, 2, 3), greedy_ids=(4, 5), margins=(64, 3))
+TOKENIZER = b'{"version":"1.0","added_tokens":[],"model":{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"a"}}'
+"""A tokenizer of two words, as its library stores it."""
 
 
 def no_cubin(image: ImageRecord) -> bytes:
@@ -100,7 +102,7 @@ def make_artifact(
     manifest = msgspec.structs.replace(base_manifest(parts, record, embedded=embedded), **changes)
     files: dict[str, Content] = dict(plan_files(manifest, dict.fromkeys(parts, encoded_plans(graphs))))
     files["oracle.json"] = encode_oracle(ORACLE)
-    files["tokenizer/tokenizer.json"] = b"{}"
+    files["tokenizer/tokenizer.json"] = TOKENIZER
     for target in manifest.targets:
         files.update({image.path: cubin(image) for image in target.images})
     if embedded:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ouro_build.artifacts.blocks import BLOCK_COLUMNS, BLOCK_ROWS, blocked_shape
 from ouro_build.artifacts.plan import Argument, Buffer, Launch, LoadTimeValue, Pool
 from ouro_build.artifacts.rows import RECORD, Row
 from ouro_build.kernels import registry
@@ -23,6 +24,19 @@ DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float3
 def buffer(name: str, dtype: str, *shape: int | LoadTimeValue) -> Buffer:
     """A buffer for a launch rule; the pool does not matter here."""
     return Buffer(name, Pool.WORKSPACE, dtype, shape)
+
+
+def matrix_buffer(name: str, dtype: str, rows: int, columns: int) -> Buffer:
+    """A buffer of a weight matrix, in blocks."""
+    return buffer(name, dtype, *blocked_shape(rows, columns))
+
+
+def in_blocks(matrix: Tensor) -> Tensor:
+    """A weight matrix [rows, columns] in blocks."""
+    bands, across, tall, wide = blocked_shape(*matrix.shape)
+    padded = matrix.new_zeros(bands * tall, across * wide)
+    padded[: len(matrix), : matrix.shape[1]] = matrix
+    return padded.view(bands, BLOCK_ROWS, across, BLOCK_COLUMNS).transpose(1, 2).contiguous()
 
 
 def poisoned(like: Buffer, values: Values | None = None, device: str = "cpu") -> Tensor:

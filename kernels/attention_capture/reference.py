@@ -2,13 +2,12 @@
 
 from torch import Tensor
 
-from ouro_build.artifacts.rows import Row
 from ouro_build.kernels.attention_decode.reference import attention_decode, scores_and_values
-from ouro_build.kernels.rows import active
+from ouro_build.kernels.split_contexts import Split
 
 
 def attention_capture(
-    rows: Tensor,
+    splits: Tensor,
     q: Tensor,
     block_tables: Tensor,
     kv: Tensor,
@@ -18,10 +17,10 @@ def attention_capture(
     layer: int,
     scale: float,
     LAYERS: int,
-    TILE: int,
 ) -> None:
-    """The splits of `attention_decode`, and the scores of every active row."""
-    attention_decode(rows, q, block_tables, kv, partial, sums, layer, scale, LAYERS, TILE)
-    for row in active(rows)[0].tolist():
-        found, _ = scores_and_values(rows[row], q[row], block_tables, kv, layer, scale, LAYERS)
-        scores[row, :, : int(rows[row, Row.POSITION]) + 1] = found.nan_to_num(float("-inf"), float("inf"), float("-inf"))
+    """The splits of `attention_decode`, and the scores of every key of theirs."""
+    attention_decode(splits, q, block_tables, kv, partial, sums, layer, scale, LAYERS)
+    for record in splits[splits[:, Split.ROW] >= 0].tolist():
+        row, _, _, first, end, request, loop = record[: Split.LOOP + 1]
+        found, _ = scores_and_values((request, loop, first, end), q[row], block_tables, kv, layer, scale, LAYERS)
+        scores[row, :, first:end] = found.nan_to_num(float("-inf"), float("inf"), float("-inf"))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.parts import KIB, Part
-from ouro_build.artifacts.plan import Argument, Buffer, Constant, Launch, LoadTimeValue, Options
+from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue, Options
 from ouro_build.kernels.paged_kv import page_shape
-from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div, next_power_of_2
+from ouro_build.kernels.spec import Kernel, Tolerance, next_power_of_2
+from ouro_build.kernels.split_contexts import SplitRule
 
 KERNEL = Kernel(
     name="attention_decode",
-    contract=2,
+    contract=3,
     writes=("partial", "sums"),
     tolerance=Tolerance(
         absolute={"float32": 1e-4},
@@ -20,33 +21,33 @@ KERNEL = Kernel(
     ),
 )
 
-# Programs a multiprocessor: enough loads in flight to hide the latency of memory, and an even finish.
-_PROGRAMS = 4
-# The merge holds every split's share of a head in registers.
-_MAX_SPLITS = 128
-# Keys of one step. A tile of 8 KiB leaves registers for the next step's keys and values (single heads), and shared memory
-# for several programs a multiprocessor (grouped heads).
-_TILE_BYTES = 8 * KIB
+# A single head orders its own loads: two programs a multiprocessor, each with a tile in use and one on its way, hide the
+# latency of memory. Grouped heads take tiles through shared memory, and smaller ones leave room for more programs.
+_SINGLE = (16 * KIB, 8, 2)
+_GROUPED = (8 * KIB, 4, 4)
 _MAX_TILE = 64
-# Grouped heads: block ids, then keys and values a tile ahead of their use; a single head orders its loads itself.
-OPTIONS = Options(num_warps=4, num_stages=3)
+_MAX_LEAST = 128
+_LONGEST = 64
+_SHORTEST = 1
 
 
-def tile_keys(head_dim: int, dtype: str) -> int:
-    """Keys that a program takes in one step; splits are made of whole tiles."""
-    return max(16, min(_MAX_TILE, _TILE_BYTES // (head_dim * DTYPES[dtype].bytes)))
+def _shape(kv_heads: int, heads: int) -> tuple[int, int, int]:
+    """Bytes of a tile of keys, warps, and programs a multiprocessor."""
+    return _SINGLE if heads == kv_heads else _GROUPED
 
 
-def context_splits(part: Part, bucket: int, kv_heads: int, max_context: int) -> int:
-    """Parts that a row's context is cut into: enough to fill the device, no more than `max_context` has tiles."""
-    wanted = ceil_div(_PROGRAMS * part.sm_count, bucket * kv_heads)
-    return max(1, min(wanted, ceil_div(max_context, _MAX_TILE), _MAX_SPLITS))
+def split_rule(part: Part, bucket: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> SplitRule:
+    """How rows of a bucket are cut: into enough splits to fill the device when all rows are alike."""
+    tile_bytes, _, programs = _shape(kv_heads, heads)
+    tile = max(16, min(_MAX_TILE, tile_bytes // (head_dim * DTYPES[dtype].bytes)))
+    least = max(1, min(_MAX_LEAST, programs * part.sm_count // (bucket * kv_heads)))
+    return SplitRule(tile, least, _LONGEST, _SHORTEST)
 
 
 def attention_decode(
     part: Part,
     *,
-    rows: Buffer,
+    splits: Buffer,
     q: Buffer,
     block_tables: Buffer,
     kv: Buffer,
@@ -54,46 +55,71 @@ def attention_decode(
     sums: Buffer,
     layer: int,
     layers: int,
+    rule: SplitRule,
 ) -> Launch:
-    """Each split's share of `softmax(q k^T * head_dim^-0.5) v` over positions 0 .. the row's own, in its loop's plane.
+    """Each split's share of `softmax(q[i] k^T * head_dim^-0.5) v` over positions 0 .. the row's own, in its loop's plane.
 
-    rows int32 [bucket, RECORD], q [bucket, heads, head_dim] (rotated), block_tables int32 [requests, blocks], kv [planes,
-    KV_BLOCKS, 2, kv_heads, block_size, head_dim] of q's type, partial float32 [bucket, heads, splits, head_dim] = sum of
-    exp(score - maximum) * value, sums float32 [bucket, heads, splits, 2] = (maximum, sum of exp(score - maximum)). A split
-    without keys has sums (-inf, 0) and leaves its partial as it was.
+    splits as `split_contexts` leaves them by `rule`; q [bucket, heads, head_dim] (rotated), block_tables int32 [requests,
+    blocks], kv [planes, KV_BLOCKS, 2, kv_heads, block_size, head_dim] of q's type; partial float32 [bucket, heads, most,
+    head_dim] = sum of exp(score - maximum) * value, sums float32 [bucket, heads, most, 2] = (maximum, sum of exp(score -
+    maximum)).
     """
-    bucket, _, splits, _ = partial.sizes
-    arguments, constants = split_context(q, block_tables, kv, splits, layer, layers)
-    return KERNEL.launch(
+    return launch_over_splits(
+        KERNEL, part, splits=splits, q=q, block_tables=block_tables, kv=kv, partial=partial, sums=sums, layer=layer,
+        layers=layers, rule=rule,
+    )  # fmt: skip
+
+
+def launch_over_splits(
+    kernel: Kernel,
+    part: Part,
+    *,
+    splits: Buffer,
+    q: Buffer,
+    block_tables: Buffer,
+    kv: Buffer,
+    partial: Buffer,
+    sums: Buffer,
+    scores: Buffer | None = None,
+    layer: int,
+    layers: int,
+    rule: SplitRule,
+) -> Launch:
+    """`kernel` as `attention_decode` is launched, with `scores` where it keeps them."""
+    _, heads, most, head_dim = partial.sizes
+    kv_heads, block_size, _ = page_shape(kv)
+    group = heads // kv_heads
+    _, warps, programs = _shape(kv_heads, heads)
+    limit = splits.sizes[0] * kv_heads
+    return kernel.launch(
         part,
-        grid=(bucket, page_shape(kv)[0], splits),
-        arguments={"rows": rows, "q": q, "block_tables": block_tables, "kv": kv, "partial": partial, "sums": sums, **arguments},
-        constants=constants,
-        options=OPTIONS,
+        grid=(min(limit, programs * part.sm_count), 1, 1),
+        arguments={
+            "splits": splits,
+            "q": q,
+            "block_tables": block_tables,
+            "kv": kv,
+            "partial": partial,
+            "sums": sums,
+            **({} if scores is None else {"scores": scores}),
+            "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
+            "block_stride": LoadTimeValue.KV_BLOCK_STRIDE,
+            "layer": layer,
+            "scale": head_dim**-0.5,
+        },
+        constants={
+            "LIMIT": limit,
+            "LAYERS": layers,
+            "KV_HEADS": kv_heads,
+            "GROUP": group,
+            "GROUP_TILE": 1 if group == 1 else max(16, next_power_of_2(group)),
+            "HEAD_DIM": head_dim,
+            "TABLE_WIDTH": block_tables.sizes[1],
+            "BLOCK_SIZE": block_size,
+            "MOST": most,
+            "TILE": rule.tile,
+            **({} if scores is None else {"SCORES": scores.sizes[2]}),
+        },
+        # grouped heads: block ids, then keys and values a tile ahead of their use
+        options=Options(num_warps=warps, num_stages=3, maxnreg=128),
     )
-
-
-def split_context(
-    q: Buffer, block_tables: Buffer, kv: Buffer, splits: int, layer: int, layers: int
-) -> tuple[dict[str, Argument], dict[str, Constant]]:
-    """Arguments after the buffers, and constants, of a kernel that attends to a row's context in `splits` parts."""
-    kv_heads, block_size, head_dim = page_shape(kv)
-    group = q.sizes[1] // kv_heads
-    arguments: dict[str, Argument] = {
-        "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
-        "block_stride": LoadTimeValue.KV_BLOCK_STRIDE,
-        "layer": layer,
-        "scale": head_dim**-0.5,
-    }
-    constants: dict[str, Constant] = {
-        "LAYERS": layers,
-        "KV_HEADS": kv_heads,
-        "GROUP": group,
-        "GROUP_TILE": 1 if group == 1 else max(16, next_power_of_2(group)),
-        "HEAD_DIM": head_dim,
-        "TABLE_WIDTH": block_tables.sizes[1],
-        "BLOCK_SIZE": block_size,
-        "SPLITS": splits,
-        "TILE": tile_keys(head_dim, kv.dtype),
-    }
-    return arguments, constants

@@ -1,4 +1,4 @@
-"""Triton source of `attention_decode`: one program a (row, kv head, split of the context)."""
+"""Triton source of `attention_decode`: programs share the (split, kv head) pairs."""
 
 import triton
 import triton.language as tl
@@ -18,19 +18,19 @@ def ranked(score):
 
 @triton.jit
 def single_head(
-    q, keys, table, scores, first, end, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    q, keys, table, block, scores, first, end, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """One query head: products and sums, memory-bound.
 
     Every lane of the tile keeps its own maximum, sum and accumulator, so nothing is exchanged between warps before the end.
-    The next tile's keys and values are under way while this one is used, and the block ids of the one after it.
+    `block` are the KV blocks of the first tile's keys. The next tile's keys and values are under way while this one is used,
+    and the block ids of the one after it.
     """
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
     lane = first + tl.arange(0, TILE)
     d = tl.arange(0, HEAD_DIM)
     query = tl.load(q + d).to(tl.float32) * scale
-    block = tl.load(table + lane // BLOCK_SIZE, mask=lane < end, other=0)
     at = keys + key_offsets(block, lane, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
     k = tl.load(at, mask=(lane < end)[:, None], other=0.0)
     v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0)
@@ -106,62 +106,71 @@ def grouped_heads(
 
 @triton.jit
 def attend(
-    rows, q, block_tables, kv, partial, sums, scores, plane_stride, block_stride, layer, scale, LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
+    record, kv_head, q, block_tables, kv, partial, sums, scores, plane_stride, block_stride, layer, scale,
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
-    """This program's split. `scores` has SCORES elements a head and is given the row's scores; with 0 it is not touched."""
-    row = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    slot = tl.load(rows + row * 8)
-    if slot >= 0:
-        position = tl.load(rows + row * 8 + 1)
-        loop = tl.load(rows + row * 8 + 2)
-        request = tl.load(rows + row * 8 + 3)
-        span = tl.cdiv(position // TILE + 1, SPLITS) * TILE
-        first = split * span
-        end = tl.minimum(first + span, position + 1)
+    """One split of one kv head. `scores` has SCORES elements a head and is given the scores; with 0 it is not touched."""
+    row = tl.load(record)
+    split = tl.load(record + 1)
+    first = tl.load(record + 3)
+    end = tl.load(record + 4)
+    table = block_tables + tl.load(record + 5).to(tl.int64) * TABLE_WIDTH
+    keys = kv + head_offset(plane_stride, tl.load(record + 6), layer, kv_head, LAYERS, BLOCK_SIZE, HEAD_DIM)
+    of_group = tl.arange(0, GROUP_TILE)
+    d = tl.arange(0, HEAD_DIM)
+    head = (row.to(tl.int64) * KV_HEADS + kv_head) * GROUP
+    if SCORES:
+        scores += head * SCORES
+    if GROUP == 1:
+        blocks = tl.load(record + 8 + tl.arange(0, TILE))
+        acc, top, total = single_head(
+            q + head * HEAD_DIM, keys, table, blocks, scores, first, end, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+            TILE, SCORES,
+        )  # fmt: skip
+        acc = acc[None, :]
+    else:
+        acc, top, total = grouped_heads(
+            q + head * HEAD_DIM, keys, table, scores, first, end, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM,
+            BLOCK_SIZE, TILE, SCORES,
+        )  # fmt: skip
+    real = of_group < GROUP
+    at = (head + of_group) * MOST + split
+    tl.store(partial + at[:, None] * HEAD_DIM + d[None, :], acc, mask=real[:, None])
+    tl.store(sums + at * 2, top, mask=real)
+    tl.store(sums + at * 2 + 1, total, mask=real)
 
-        head = (row.to(tl.int64) * KV_HEADS + kv_head) * GROUP + tl.arange(0, GROUP_TILE)
-        real = tl.arange(0, GROUP_TILE) < GROUP
-        d = tl.arange(0, HEAD_DIM)
-        sums_at = sums + (head * SPLITS + split) * 2
-        if first < end:
-            queries = q + (row.to(tl.int64) * KV_HEADS + kv_head) * (GROUP * HEAD_DIM)
-            table = block_tables + request.to(tl.int64) * TABLE_WIDTH
-            keys = kv + head_offset(plane_stride, loop, layer, kv_head, LAYERS, BLOCK_SIZE, HEAD_DIM)
-            if SCORES:
-                scores += (row.to(tl.int64) * KV_HEADS + kv_head) * (GROUP * SCORES)
-            if GROUP == 1:
-                acc, top, total = single_head(
-                    queries, keys, table, scores, first, end, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, SCORES
-                )  # fmt: skip
-                acc = acc[None, :]
-            else:
-                acc, top, total = grouped_heads(
-                    queries, keys, table, scores, first, end, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM,
-                    BLOCK_SIZE, TILE, SCORES,
-                )  # fmt: skip
-            to = partial + (head * SPLITS + split)[:, None] * HEAD_DIM + d[None, :]
-            tl.store(to, acc, mask=real[:, None])
-            tl.store(sums_at, top, mask=real)
-            tl.store(sums_at + 1, total, mask=real)
-        else:
-            tl.store(sums_at, float("-inf"), mask=real)
-            tl.store(sums_at + 1, 0.0, mask=real)
+
+@triton.jit
+def attend_all(
+    splits, q, block_tables, kv, partial, sums, scores, plane_stride, block_stride, layer, scale, LIMIT: tl.constexpr,
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
+):  # fmt: skip
+    """This program's share of the (split, kv head) pairs, one after another."""
+    WIDTH: tl.constexpr = 8 + TILE
+    at = tl.program_id(0)
+    row = tl.load(splits + at // KV_HEADS * WIDTH)
+    while row >= 0:
+        after = at + tl.num_programs(0)
+        row = tl.load(splits + after // KV_HEADS * WIDTH, mask=after < LIMIT, other=-1)
+        attend(
+            splits + at // KV_HEADS * WIDTH, at % KV_HEADS, q, block_tables, kv, partial, sums, scores, plane_stride,
+            block_stride, layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE,
+            SCORES,
+        )  # fmt: skip
+        at = after
 
 
 @triton.jit
 def attention_decode(
-    rows, q, block_tables, kv, partial, sums, plane_stride, block_stride, layer, scale, LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
-    PROGRAMMATIC: tl.constexpr,
+    splits, q, block_tables, kv, partial, sums, plane_stride, block_stride, layer, scale, LIMIT: tl.constexpr,
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
     wait(PROGRAMMATIC)
-    attend(
-        rows, q, block_tables, kv, partial, sums, None, plane_stride, block_stride, layer, scale, LAYERS, KV_HEADS, GROUP,
-        GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, SPLITS, TILE, 0,
+    attend_all(
+        splits, q, block_tables, kv, partial, sums, None, plane_stride, block_stride, layer, scale, LIMIT, LAYERS, KV_HEADS,
+        GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE, 0,
     )  # fmt: skip

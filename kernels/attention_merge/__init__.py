@@ -8,7 +8,7 @@ from ouro_build.kernels.spec import Kernel, Tolerance, next_power_of_2
 
 KERNEL = Kernel(
     name="attention_merge",
-    contract=1,
+    contract=2,
     writes=("out",),
     tolerance=Tolerance(
         absolute={"bfloat16": 1e-5, "float16": 1e-5, "float32": 1e-5},
@@ -17,19 +17,21 @@ KERNEL = Kernel(
     ),
 )
 
+_TILE = 16  # splits that are read before it is known how many there are
 
-def attention_merge(part: Part, *, rows: Buffer, partial: Buffer, sums: Buffer, out: Buffer) -> Launch:
+
+def attention_merge(part: Part, *, counts: Buffer, partial: Buffer, sums: Buffer, out: Buffer) -> Launch:
     """`out[i] = sum over splits of partial * exp(maximum - M) / sum over splits of sum * exp(maximum - M)`, M the largest.
 
-    rows int32 [bucket, RECORD], partial float32 [bucket, heads, splits, head_dim], sums float32 [bucket, heads, splits, 2],
-    out [bucket, heads * head_dim]. The partial of a split whose sum is 0 is not read.
+    counts int32 [bucket], 0 for an inactive row; partial float32 [bucket, heads, most, head_dim], sums float32 [bucket,
+    heads, most, 2], of which the first counts[i] splits count; out [bucket, heads * head_dim].
     """
-    bucket, heads, splits, head_dim = partial.sizes
-    tile = next_power_of_2(splits)
+    bucket, heads, most, head_dim = partial.sizes
+    tile = min(_TILE, next_power_of_2(most))
     return KERNEL.launch(
         part,
         grid=(bucket, heads, 1),
-        arguments={"rows": rows, "partial": partial, "sums": sums, "out": out},
-        constants={"SPLITS": splits, "SPLIT_TILE": tile, "HEAD_DIM": head_dim},
-        options=Options(num_warps=max(1, min(8, tile * head_dim // 1024)), num_stages=1),
+        arguments={"counts": counts, "partial": partial, "sums": sums, "out": out},
+        constants={"MOST": most, "TILE": tile, "HEAD_DIM": head_dim},
+        options=Options(num_warps=max(1, min(4, tile * head_dim // 1024)), num_stages=1),
     )

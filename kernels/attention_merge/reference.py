@@ -3,14 +3,11 @@
 import torch
 from torch import Tensor
 
-from ouro_build.kernels.rows import active
 
-
-def attention_merge(rows: Tensor, partial: Tensor, sums: Tensor, out: Tensor) -> None:
+def attention_merge(counts: Tensor, partial: Tensor, sums: Tensor, out: Tensor) -> None:
     """Weigh the splits of every active row by their maxima, add them in order and normalise."""
-    live, _ = active(rows)
-    maximum, total = sums[live].unbind(-1)
-    parts = torch.where(total[..., None] > 0, partial[live], 0.0)
-    share = torch.exp(maximum - maximum.amax(-1, keepdim=True))
-    merged = (parts * share[..., None]).sum(2) / (total * share).sum(2)[..., None]
-    out[live] = merged.flatten(1).to(out.dtype)
+    for row in counts.nonzero().squeeze(1).tolist():
+        maximum, total = sums[row, :, : counts[row]].unbind(-1)
+        share = torch.exp(maximum - maximum.amax(-1, keepdim=True))
+        merged = (partial[row, :, : counts[row]] * share[..., None]).sum(1) / (total * share).sum(1)[:, None]
+        out[row] = merged.flatten().to(out.dtype)

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from ouro_build.artifacts.rows import Mode, Row
-from ouro_build.kernels.attention_decode.reference import one_split, scores_and_values
+from ouro_build.kernels.attention_decode.reference import one_split, scores_and_values, whole_context
 from ouro_build.kernels.references.reference import count_of, with_slot
 
 
@@ -54,7 +54,7 @@ def _row(
 ) -> tuple[Tensor, Tensor]:
     """Scores [heads, n] and values [heads, n, head_dim] of all keys of the row."""
     query = kv.new_zeros(heads, kv.shape[-1]) if q is None else q[row]
-    computed, values = scores_and_values(record, query, block_tables, kv, layer, scale, layers)
+    computed, values = scores_and_values(whole_context(record), query, block_tables, kv, layer, scale, layers)
     if scores is not None and (q is None or record[Row.MODE] == Mode.CAPTURE):
         computed = scores[row, :, : computed.shape[1]]
     return computed, values

@@ -26,6 +26,7 @@ def attention_select(
     part: Part,
     *,
     rows: Buffer,
+    counts: Buffer,
     scores: Buffer,
     sums: Buffer,
     out: Buffer,
@@ -41,8 +42,9 @@ def attention_select(
     The n = position + 1 scores of a head leave `retained_counts[n]` keys: those of the largest scores, of equal ones the first,
     in ascending order. Their mass is the sum of exp(score - M) / the sum of the same over all n, M the largest.
 
-    rows int32 [bucket, RECORD], scores float32 [bucket, heads, contexts], sums float32 [bucket, heads, splits, 2] and out
-    [bucket, heads * head_dim] as `attention_capture` and `attention_merge` left them, retained_counts int32 [contexts + 1],
+    rows int32 [bucket, RECORD], counts int32 [bucket] as `split_contexts` left it for them, scores float32 [bucket, heads,
+    contexts], sums float32 [bucket, heads, most, 2] of which the first counts[i] splits count, and out [bucket, heads *
+    head_dim] as `attention_capture` and `attention_merge` left them, retained_counts int32 [contexts + 1],
     reference_records int32 [slots, layers, 2] (`ReferenceRecord`), reference_mass float32 [slots, layers, heads],
     reference_keys int32 [slots, layers, heads, capacity], reference_output float32 [slots, layers, heads, head_dim]. A row
     whose reference slot does not exist writes nothing. Past the count the keys stay as they were.
@@ -51,12 +53,13 @@ def attention_select(
     slots, layers, _, capacity = reference_keys.sizes
     if width > _MOST_SCORES:
         raise ValueError(f"{width} scores a row, at most {_MOST_SCORES} can be counted")
-    splits = sums.sizes[2]
+    most = sums.sizes[2]
     return KERNEL.launch(
         part,
         grid=(bucket, heads, 1),
         arguments={
             "rows": rows,
+            "counts": counts,
             "scores": scores,
             "sums": sums,
             "out": out,
@@ -74,8 +77,8 @@ def attention_select(
             "HEAD_DIM": reference_output.sizes[3],
             "CAPACITY": capacity,
             "SCORES": width,
-            "SPLITS": splits,
-            "SPLIT_TILE": next_power_of_2(splits),
+            "MOST": most,
+            "SPLIT_TILE": next_power_of_2(most),
             "TILE": min(_TILE, max(128, next_power_of_2(width))),
         },
         options=Options(num_warps=8 if width >= _TILE else 4, num_stages=1),

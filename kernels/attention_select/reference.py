@@ -16,6 +16,7 @@ def retained_keys(scores: Tensor, count: int) -> Tensor:
 
 def attention_select(
     rows: Tensor,
+    counts: Tensor,
     scores: Tensor,
     sums: Tensor,
     out: Tensor,
@@ -33,7 +34,7 @@ def attention_select(
         count = int(retained_counts[n])
         found = scores[row, :, :n]
         keys = retained_keys(found, count)
-        maximum, total = sums[row].unbind(-1)
+        maximum, total = sums[row, :, : counts[row]].unbind(-1)
         top = maximum.amax(1, keepdim=True)
         every = (total * torch.exp(maximum - top)).sum(1)
         reference_keys[slot, layer, :, :count] = keys.int()

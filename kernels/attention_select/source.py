@@ -57,9 +57,9 @@ def threshold_of(scores, n, k, TILE: tl.constexpr):
 
 @triton.jit
 def attention_select(
-    rows, scores, sums, out, retained_counts, reference_records, reference_mass, reference_keys, reference_output, layer,
-    SLOTS: tl.constexpr, LAYERS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CAPACITY: tl.constexpr,
-    SCORES: tl.constexpr, SPLITS: tl.constexpr, SPLIT_TILE: tl.constexpr, TILE: tl.constexpr,
+    rows, counts, scores, sums, out, retained_counts, reference_records, reference_mass, reference_keys, reference_output,
+    layer, SLOTS: tl.constexpr, LAYERS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CAPACITY: tl.constexpr,
+    SCORES: tl.constexpr, MOST: tl.constexpr, SPLIT_TILE: tl.constexpr, TILE: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
@@ -77,9 +77,10 @@ def attention_select(
         threshold, ties = threshold_of(scores, n, k, TILE)
 
         split = tl.arange(0, SPLIT_TILE)
-        sums_at = sums + (row_head * SPLITS + split) * 2
-        maximum = tl.load(sums_at, mask=split < SPLITS, other=float("-inf"))
-        total = tl.load(sums_at + 1, mask=split < SPLITS, other=0.0)
+        written = split < tl.load(counts + row)
+        sums_at = sums + (row_head * MOST + split) * 2
+        maximum = tl.load(sums_at, mask=written, other=float("-inf"))
+        total = tl.load(sums_at + 1, mask=written, other=0.0)
         top = tl.max(maximum, 0)
         total = tl.sum(total * tl.exp(maximum - top), 0)
 

@@ -10,7 +10,7 @@ _EXACT = {"bfloat16": 0.0, "float16": 0.0, "float32": 0.0}
 
 KERNEL = Kernel(
     name="embedding",
-    contract=1,
+    contract=2,
     writes=("hidden",),
     tolerance=Tolerance(absolute=_EXACT, relative=_EXACT, reason="a copy"),
 )
@@ -19,9 +19,9 @@ KERNEL = Kernel(
 def embedding(part: Part, *, rows: Buffer, weight: Buffer, hidden: Buffer) -> Launch:
     """`hidden[slot of row i] = weight[token of row i]`.
 
-    rows int32 [bucket, RECORD], weight [vocabulary, size], hidden [slots, size]; weight and hidden of one type.
+    rows int32 [bucket, RECORD], weight [vocabulary, size] in blocks, hidden [slots, size]; weight and hidden of one type.
     """
-    size = weight.sizes[1]
+    size = hidden.sizes[1]
     block = min(1024, next_power_of_2(size))
     return KERNEL.launch(
         part,

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from ouro_build.kernels.dependencies.source import release, wait
+from ouro_build.kernels.packed.source import column_offset, row_offset
 
 
 @triton.jit
@@ -16,5 +17,5 @@ def embedding(rows, weight, hidden, SIZE: tl.constexpr, BLOCK: tl.constexpr, PRO
         token = tl.load(record + 7)
         at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = at < SIZE
-        x = tl.load(weight + token.to(tl.int64) * SIZE + at, mask=inside)
+        x = tl.load(weight + row_offset(token, SIZE) + column_offset(at), mask=inside)
         tl.store(hidden + slot.to(tl.int64) * SIZE + at, x, mask=inside)

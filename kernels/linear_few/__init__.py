@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ouro_build.artifacts.blocks import BLOCK_COLUMNS
 from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Buffer, Constant, Launch, Options
@@ -11,7 +12,7 @@ from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div, next_power_of_2
 
 KERNEL = Kernel(
     name="linear_few",
-    contract=1,
+    contract=2,
     writes=("out",),
     tolerance=Tolerance(
         absolute={"bfloat16": 1e-4, "float16": 1e-4, "float32": 2e-5},
@@ -40,9 +41,8 @@ class Shape(NamedTuple):
     maxnreg: int
 
 
-# By tile of rows and kind of matrix. Found on an H200 for the projections of the 1.4B model in one chain, with weights packed
-# as fragments; for rows of weights as they are here, only the whole decode step was timed, and registers of the tile of 16
-# were raised until nothing spills. Up to 8 rows the narrower matrices load all that a program reads before they wait.
+# By tile of rows and kind of matrix. Found on an H200 for the projections of the 1.4B model in one chain; for more than 8 rows
+# by whole decode steps. Up to 8 rows the narrower matrices load all that a program reads before they wait.
 _SHAPES: dict[int, dict[str, Shape]] = {
     8: {
         "middle": Shape(16, 4, 512, 1, 1, 168),
@@ -57,18 +57,21 @@ _SHAPES: dict[int, dict[str, Shape]] = {
         "deep": Shape(16, 8, 32, 10, 4, 168),
     },
     32: {
-        "middle": Shape(16, 8, 32, 8, 2, 168),
+        "middle": Shape(32, 4, 32, 4, 1, 168),
         "narrow": Shape(16, 8, 32, 8, 2, 168),
         "tall": Shape(32, 4, 32, 4, 1, 168),
-        "deep": Shape(32, 8, 32, 4, 1, 255),
+        "deep": Shape(16, 8, 32, 8, 2, 168),
     },
 }
 _TALL, _NARROW = 8192, 4096
 
 
 def linear_few(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer, gather: bool) -> Launch:
-    """See `linear`. float32 takes any number of rows by multiply-adds; registers bound it to about 8."""
-    bucket, (size, width) = rows.sizes[0], weight.sizes
+    """See `linear`. float32 takes any number of rows by multiply-adds; registers bound it to about 8.
+
+    Without `gather`, inactive rows of `out` are written too: with what their `x` makes of them.
+    """
+    bucket, size, width = rows.sizes[0], out.sizes[1], x.sizes[1]
     choose = _products if weight.dtype == "float32" else _fragments
     block, constants, options = choose(bucket, size, width, weight.dtype)
     return KERNEL.launch(
@@ -84,7 +87,7 @@ def _products(bucket: int, size: int, width: int, dtype: str) -> tuple[int, dict
     """Multiply-adds: each program takes a few weight rows over the whole width, its warps side by side along it."""
     vector = _LOAD_BYTES // DTYPES[dtype].bytes
     warps = 4 if width >= 4 * 32 * vector else 1
-    block_k = max(vector, min(warps * 32 * vector, next_power_of_2(width)))
+    block_k = max(BLOCK_COLUMNS, min(warps * 32 * vector, next_power_of_2(width)))
     block = 4 if bucket <= 2 else 2
     constants: dict[str, Constant] = {
         "BLOCK_K": block_k,

@@ -8,15 +8,32 @@ import triton
 import triton.language as tl
 
 from ouro_build.kernels.dependencies.source import release, wait
+from ouro_build.kernels.packed.source import column_offset, row_offset
 
 
 @triton.jit
-def load_ahead(at, k, STEP: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr, K: tl.constexpr):
-    """Weights of one step. They are not read again: evicting them first leaves the cache to the activations."""
-    if EVEN:
-        loaded = tl.load(at + STEP * SPAN, eviction_policy="evict_first")
+def load_ahead(at, k, STEP: tl.constexpr, SPAN: tl.constexpr, WARPS: tl.constexpr, K: tl.constexpr):
+    """Weights of step STEP, each of SPAN columns for each of WARPS. They are not read again: evicting them first leaves the
+    cache to the activations. `k` are the first columns of blocks of 32, which are stored whole."""
+    if (K + 31) // 32 * 32 % (WARPS * SPAN) == 0:
+        loaded = tl.load(at + STEP * SPAN * 16, eviction_policy="evict_first")
     else:
-        loaded = tl.load(at + STEP * SPAN, mask=k + STEP * SPAN < K, other=0.0, eviction_policy="evict_first")
+        loaded = tl.load(at + STEP * SPAN * 16, mask=k + STEP * SPAN < K, other=0.0, eviction_policy="evict_first")
+    return loaded
+
+
+@triton.jit
+def load_rows(
+    at, present, k, STEP: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr, MASKED: tl.constexpr, K: tl.constexpr
+):  # fmt: skip
+    """Activations of one step; of rows that are not `present` none, if MASKED."""
+    if MASKED:
+        inside = present if EVEN else present & (k + STEP * SPAN < K)
+        loaded = tl.load(at + STEP * SPAN, mask=inside, other=0.0)
+    elif EVEN:
+        loaded = tl.load(at + STEP * SPAN)
+    else:
+        loaded = tl.load(at + STEP * SPAN, mask=k + STEP * SPAN < K, other=0.0)
     return loaded
 
 
@@ -29,92 +46,111 @@ def products(
     """Multiply-adds over tiles [row, n, k]; what a thread loads at once it also sums at once."""
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     EVEN: tl.constexpr = K % BLOCK_K == 0
-    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    first = tl.program_id(0) * BLOCK_N
     n = tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)[None, None, :]
     # Rows of weights past the end repeat the last: the loads need no mask, the store has one.
-    w_at = weight + tl.minimum(first + n, N - 1)[None, :, None] * K + k
+    w_at = weight + row_offset(tl.minimum(first + n, N - 1), K)[None, :, None] + column_offset(k)
+    w_k = k // 32 * 32
     ahead = ()
     for step in tl.static_range(AHEAD):
-        ahead = ahead + (load_ahead(w_at, k, step, BLOCK_K, EVEN, K),)
+        ahead = ahead + (load_ahead(w_at, w_k, step, BLOCK_K, 1, K),)
     wait(PROGRAMMATIC)
     row = tl.arange(0, ROW_TILE)
-    slot = tl.load(rows + row * 8, mask=row < ROWS, other=-1)
-    live = (slot >= 0)[:, None, None]
-    x_at = x + (slot if GATHER else row).to(tl.int64)[:, None, None] * K + k
+    written = row < ROWS
+    at = tl.minimum(row, ROWS - 1)
+    if GATHER:  # A slot may be read, and a row of the output written, only if a row is in it.
+        at = tl.load(rows + at * 8)
+        written = written & (at >= 0)
+    present = (at >= 0)[:, None, None]
+    x_at = x + at.to(tl.int64)[:, None, None] * K + k
     acc = tl.zeros((ROW_TILE, BLOCK_N, BLOCK_K // VECTOR), tl.float32)
     for step in tl.static_range(STEPS):
         if step + AHEAD < STEPS:
-            ahead = ahead + (load_ahead(w_at, k, step + AHEAD, BLOCK_K, EVEN, K),)
-        inside = live if EVEN else live & (k + step * BLOCK_K < K)
-        a = tl.load(x_at + step * BLOCK_K, mask=inside, other=0.0)
+            ahead = ahead + (load_ahead(w_at, w_k, step + AHEAD, BLOCK_K, 1, K),)
+        a = load_rows(x_at, present, k, step, BLOCK_K, EVEN, GATHER, K)
         product = ahead[step].to(tl.float32) * a.to(tl.float32)
         acc += tl.sum(product.reshape(ROW_TILE, BLOCK_N, BLOCK_K // VECTOR, VECTOR), 3)
     total = tl.sum(acc, 2)
     to = out + row.to(tl.int64)[:, None] * N + (first + n)[None, :]
-    tl.store(to, total.to(out.dtype.element_ty), mask=(slot >= 0)[:, None] & (first + n < N)[None, :])
+    tl.store(to, total.to(out.dtype.element_ty), mask=written[:, None] & (first + n < N)[None, :])
 
 
 @triton.jit
-def weight_offsets(
-    n, K: tl.constexpr, BLOCK_K: tl.constexpr, K_WARPS: tl.constexpr, STEPS: tl.constexpr,
+def fragment_rows(ROW_TILE: tl.constexpr):
+    """Indices of a tile of rows in the order in which fragments hold them, [eight rows, row of the eight]."""
+    return (tl.arange(0, ROW_TILE // 8) * 8)[:, None] + tl.arange(0, 8)[None, :]
+
+
+@triton.jit
+def fragment_places(
+    weight, n, K: tl.constexpr, BLOCK_K: tl.constexpr, K_WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Offsets and k indices, [eight rows, group of 32, warp, row of the eight, k], of the first step; `n` [eight rows, 8]."""
+    """Where weight rows `n` [eight rows, 8] lie, [eight rows, group of 32, warp, row of the eight, k], and the first columns of
+    these groups, in the first step. Eight rows of a group are 512 bytes in a row."""
+    STEPS: tl.constexpr = (K + K_WARPS * BLOCK_K - 1) // (K_WARPS * BLOCK_K)
     warp = tl.arange(0, K_WARPS) * (STEPS * BLOCK_K)
     group = tl.arange(0, BLOCK_K // 32) * 32
     j = tl.arange(0, 32)
-    k = warp[None, None, :, None, None] + group[None, :, None, None, None] + j[None, None, None, None, :]
-    return n[:, None, None, :, None].to(tl.int64) * K + k, k
+    k = warp[None, None, :, None, None] + group[None, :, None, None, None]
+    # Groups are added last and alone: so they are constants in the addresses of a thread's loads.
+    at = weight + row_offset(n, K)[:, None, None, :, None] + j[None, None, None, None, :] + warp[None, None, :, None, None] * 16
+    return at + group[None, :, None, None, None] * 16, k
+
+
+@triton.jit
+def early(weight, n, K: tl.constexpr, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr, K_WARPS: tl.constexpr):
+    """The first AHEAD steps' weights for `multiply`, to be loaded before the wait."""
+    w_at, k = fragment_places(weight, n, K, BLOCK_K, K_WARPS)
+    ahead = ()
+    for step in tl.static_range(AHEAD):
+        ahead = ahead + (load_ahead(w_at, k, step, BLOCK_K, K_WARPS, K),)
+    return ahead
 
 
 @triton.jit
 def multiply(
-    rows, x, weight, n, ROWS: tl.constexpr, K: tl.constexpr, GATHER: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, ROW_TILE: tl.constexpr, AHEAD: tl.constexpr, X_AHEAD: tl.constexpr, K_WARPS: tl.constexpr,
-    PROGRAMMATIC: tl.constexpr,
+    ahead, x, row, present, weight, n, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ROW_TILE: tl.constexpr,
+    AHEAD: tl.constexpr, X_AHEAD: tl.constexpr, K_WARPS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """`weight[n] @ x[i]`, float32 [BLOCK_N, ROW_TILE], for weight rows `n` [BLOCK_N / 8, 8], on tensor cores with no shared
-    memory before them.
+    """Each warp's share of `weight[n] @ x[row]`, float32 [K_WARPS, BLOCK_N, ROW_TILE], on tensor cores with no shared memory
+    before them.
+
+    `n` [BLOCK_N / 8, 8] are the weight rows of which `early` has loaded the first steps, `row` the rows of x, as
+    `fragment_rows`; if MASKED, 0 stands for those that are not `present`. Otherwise an inactive row's x is read too, whatever
+    it holds, so that no load waits for row records.
 
     In a group of 32 along K, a thread's 16 bytes hold k = 8c .. 8c+7 of one weight row. Read as (t, kh, e), k = 8c + 4t + 2kh +
     e, they are the elements that mma.m16n8k16 wants of this thread if its k index is (kh, c, e) in step t: the order along K
     is free, as long as activations are permuted alike, and then a load is a fragment. Each warp takes a part of K (the batch
-    of the dot); the parts are summed once, at the end, in a fixed order.
+    of the dot); the caller sums them. What it loads before that arrives while warps exchange their parts.
     """
     GROUPS: tl.constexpr = BLOCK_K // 32
     STEPS: tl.constexpr = (K + K_WARPS * BLOCK_K - 1) // (K_WARPS * BLOCK_K)
     EVEN: tl.constexpr = K % (K_WARPS * BLOCK_K) == 0
     EIGHTS: tl.constexpr = BLOCK_N // 8
     MT: tl.constexpr = ROW_TILE // 8
-    offsets, w_k = weight_offsets(n, K, BLOCK_K, K_WARPS, STEPS)
-    w_at = weight + offsets
-    ahead = ()
-    for step in tl.static_range(AHEAD):
-        ahead = ahead + (load_ahead(w_at, w_k, step, BLOCK_K, EVEN, K),)
-    wait(PROGRAMMATIC)
+    w_at, w_k = fragment_places(weight, n, K, BLOCK_K, K_WARPS)
     # [group, eight rows, warp, row of the eight, k]
-    row = (tl.arange(0, MT) * 8)[:, None] + tl.arange(0, 8)[None, :]
-    slot = tl.load(rows + row * 8, mask=row < ROWS, other=-1)
-    live = (slot >= 0)[None, :, None, :, None]
+    present = present[None, :, None, :, None]
     warp = tl.arange(0, K_WARPS) * (STEPS * BLOCK_K)
     group = tl.arange(0, GROUPS) * 32
     j = tl.arange(0, 32)
     x_k = warp[None, None, :, None, None] + group[:, None, None, None, None] + j[None, None, None, None, :]
-    x_at = x + (slot if GATHER else row).to(tl.int64)[None, :, None, :, None] * K + x_k
+    x_at = x + row.to(tl.int64)[None, :, None, :, None] * K + x_k
     xs = ()
     for step in tl.static_range(X_AHEAD):
-        xs = xs + (tl.load(x_at + step * BLOCK_K, mask=live if EVEN else live & (x_k + step * BLOCK_K < K), other=0.0),)
+        xs = xs + (load_rows(x_at, present, x_k, step, BLOCK_K, EVEN, MASKED, K),)
     acc = tl.zeros((K_WARPS, BLOCK_N, ROW_TILE), tl.float32)
     for step in tl.static_range(STEPS):
         if step + AHEAD < STEPS:
-            ahead = ahead + (load_ahead(w_at, w_k, step + AHEAD, BLOCK_K, EVEN, K),)
+            ahead = ahead + (load_ahead(w_at, w_k, step + AHEAD, BLOCK_K, K_WARPS, K),)
         if step + X_AHEAD < STEPS:
-            inside = live if EVEN else live & (x_k + (step + X_AHEAD) * BLOCK_K < K)
-            xs = xs + (tl.load(x_at + (step + X_AHEAD) * BLOCK_K, mask=inside, other=0.0),)
+            xs = xs + (load_rows(x_at, present, x_k, step + X_AHEAD, BLOCK_K, EVEN, MASKED, K),)
         a = ahead[step].reshape(EIGHTS, GROUPS, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 3, 1, 5, 6, 4, 7)
         b = xs[step].reshape(GROUPS, MT, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 5, 6, 4, 7, 1, 3)
         acc = tl.dot(a.reshape(K_WARPS, BLOCK_N, BLOCK_K), b.reshape(K_WARPS, BLOCK_K, ROW_TILE), acc)
-    return tl.sum(acc, 0)
+    return acc
 
 
 @triton.jit
@@ -124,18 +160,26 @@ def fragments(
     K_WARPS: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     """Tensor cores: see `multiply`."""
-    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    first = tl.program_id(0) * BLOCK_N
     n = first + (tl.arange(0, BLOCK_N // 8) * 8)[:, None] + tl.arange(0, 8)[None, :]
-    # Rows of weights past the end repeat the last: the loads need no mask, the store has one.
-    total = multiply(
-        rows, x, weight, tl.minimum(n, N - 1), ROWS, K, GATHER, BLOCK_N, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS,
-        PROGRAMMATIC,
-    )  # fmt: skip
+    if N % BLOCK_N != 0:
+        # Rows of weights past the end repeat the last: the loads need no mask, the store has one.
+        n = tl.minimum(n, N - 1)
+    ahead = early(weight, n, K, BLOCK_K, AHEAD, K_WARPS)
+    wait(PROGRAMMATIC)
     row = tl.arange(0, ROW_TILE)
-    live = tl.load(rows + row * 8, mask=row < ROWS, other=-1) >= 0
+    written = row < ROWS
+    each = tl.minimum(fragment_rows(ROW_TILE), ROWS - 1)
+    if GATHER:  # A slot may be read, and a row of the output written, only if a row is in it.
+        written = tl.load(rows + row * 8, mask=written, other=-1) >= 0
+        each = tl.load(rows + each * 8)
+    parts = multiply(
+        ahead, x, each, each >= 0, weight, n, K, BLOCK_N, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS, GATHER
+    )  # fmt: skip
+    total = tl.sum(parts, 0)
     n = first + tl.arange(0, BLOCK_N)
     to = out + row.to(tl.int64)[None, :] * N + n[:, None]
-    tl.store(to, total.to(out.dtype.element_ty), mask=live[None, :] & (n < N)[:, None])
+    tl.store(to, total.to(out.dtype.element_ty), mask=written[None, :] & (n < N)[:, None])
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from ouro_build.kernels.tensor_cores import leaves_registers
 
 KERNEL = Kernel(
     name="linear_many",
-    contract=1,
+    contract=2,
     writes=("out",),
     tolerance=Tolerance(
         absolute={"bfloat16": 1e-4, "float16": 1e-4, "float32": 2e-5},
@@ -31,7 +31,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-_WIDEST = Tile(128, 256, 64, 8)
+_WIDEST = (Tile(256, 128, 64, 8), Tile(128, 256, 64, 8))
 _TENSOR_CORE_TILES = (
     Tile(128, 128, 64, 8),
     Tile(64, 128, 64, 4),
@@ -49,7 +49,7 @@ _RESERVE = 2 * KIB
 
 def linear_many(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer, gather: bool) -> Launch:
     """See `linear`."""
-    bucket, (size, width) = rows.sizes[0], weight.sizes
+    bucket, size, width = rows.sizes[0], out.sizes[1], x.sizes[1]
     tile, stages = _configuration(part, bucket, size, weight.dtype)
     return KERNEL.launch(
         part,
@@ -73,7 +73,7 @@ def _configuration(part: Part, bucket: int, size: int, dtype: str) -> tuple[Tile
     """The tile with the least estimated time, with as many stages as fit in shared memory."""
     tiles = _FLOAT32_TILES if dtype == "float32" else _TENSOR_CORE_TILES
     if dtype != "float32" and leaves_registers(part):
-        tiles = (_WIDEST, *tiles)
+        tiles = (*_WIDEST, *tiles)
     fitting = [t for t in tiles if t.m <= max(bucket, tiles[-1].m) and _stages(part, t, dtype) >= _MIN_STAGES]
     tile = min(fitting, key=lambda t: _cost(part, t, bucket, size))
     return tile, _stages(part, tile, dtype)

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from ouro_build.kernels.dependencies.source import release, wait
+from ouro_build.kernels.packed.source import column_offset, row_offset
 
 
 @triton.jit
@@ -28,18 +29,23 @@ def linear_many(
     slot = tl.load(rows + row * 8, mask=row < ROWS, other=-1)
     live = slot >= 0
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    if N % BLOCK_N != 0:
+        n = tl.minimum(n, N - 1)  # Columns past the end repeat the last: the loads need no mask, the store has one.
     k = tl.arange(0, BLOCK_K)
-    x_at = x + (slot if GATHER else row).to(tl.int64)[:, None] * K + k[None, :]
-    # Columns past the end repeat the last: the loads need no mask, the store has one.
-    w_at = weight + tl.minimum(n, N - 1).to(tl.int64)[None, :] * K + k[:, None]
+    # Rows past the last repeat it, and an inactive row's x is read, whatever it holds. A slot is read only if a row is in it.
+    x_at = x + (slot if GATHER else tl.minimum(row, ROWS - 1)).to(tl.int64)[:, None] * K + k[None, :]
+    w_at = weight + row_offset(n, K)[None, :] + column_offset(k)[:, None]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
         if EVEN:
-            a = tl.load(x_at + start, mask=live[:, None], other=0.0)
-            b = tl.load(w_at + start)
+            a = tl.load(x_at + start, mask=live[:, None], other=0.0) if GATHER else tl.load(x_at + start)
+            b = tl.load(w_at + start * 16)
         else:
-            a = tl.load(x_at + start, mask=live[:, None] & (k + start < K)[None, :], other=0.0)
-            b = tl.load(w_at + start, mask=(k + start < K)[:, None], other=0.0)
+            inside = (k + start < K)[None, :]
+            a = tl.load(x_at + start, mask=live[:, None] & inside if GATHER else inside, other=0.0)
+            # Blocks that begin before K are stored whole.
+            b = tl.load(w_at + start * 16, mask=(k // 32 * 32 + start < K)[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision="ieee")
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     to = out + row.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(to, acc.to(out.dtype.element_ty), mask=live[:, None] & (n < N)[None, :])

@@ -11,7 +11,7 @@ from ouro_build.kernels.spec import Kernel, Tolerance
 
 KERNEL = Kernel(
     name="linear_rope",
-    contract=1,
+    contract=3,
     writes=("kv", "q"),
     tolerance=Tolerance(
         absolute={"bfloat16": 2**-6, "float16": 2**-9},
@@ -19,11 +19,8 @@ KERNEL = Kernel(
         reason="the projection is a float32 sum in another order, rounded to the type, perhaps to the neighbour; the rotation "
         "mixes two of these and is rounded once more",
     ),
-    early=("weight", "inv_freq"),
+    early=("weight",),
 )
-
-# A program takes eight elements of a head's first half and the eight they are rotated with.
-_EIGHT = 8
 
 
 def linear_rope(
@@ -32,8 +29,8 @@ def linear_rope(
     rows: Buffer,
     x: Buffer,
     weight: Buffer,
-    inv_freq: Buffer,
-    block_tables: Buffer,
+    blocks: Buffer,
+    rotation: Buffer,
     kv: Buffer,
     q: Buffer,
     layer: int,
@@ -41,17 +38,20 @@ def linear_rope(
 ) -> Launch:
     """`rope_kv_write` of `qkv[i] = weight @ x[i]`, rounded to the type in between.
 
-    rows int32 [bucket, RECORD], x [bucket, K], weight [(heads + 2 * kv_heads) * head_dim, K]; the others as there; x, weight,
-    kv and q of one half-width type.
+    rows int32 [bucket, RECORD], x [bucket, K], weight [(heads + 2 * kv_heads) * head_dim, K] in blocks; the others as there;
+    x, weight, kv and q of one half-width type.
     """
     bucket, heads, head_dim = q.sizes
-    size, width = weight.sizes
-    places, cache = cache_write(inv_freq, block_tables, kv, q, layer, layers)
-    constants, options = fragment_options(fragment_shape(bucket, size, width), bucket, width)
+    heads_in_all, width = heads + 2 * page_shape(kv)[0], x.sizes[1]
+    places, cache = cache_write(blocks, rotation, kv, q, layer, layers)
+    shape = fragment_shape(bucket, heads_in_all * head_dim, width)
+    constants, options = fragment_options(shape, bucket, width)
+    # A program takes some elements of a head's first half and the ones they are rotated with.
+    pairs = min(shape.block_n, head_dim) // 2
     return KERNEL.launch(
         part,
-        grid=((heads + 2 * page_shape(kv)[0]) * (head_dim // 2 // _EIGHT), 1, 1),
+        grid=(heads_in_all * (head_dim // 2 // pairs), 1, 1),
         arguments={"rows": rows, "x": x, "weight": weight, **places},
-        constants={"ROWS": bucket, "K": width, **cache, **constants},
+        constants={"ROWS": bucket, "K": width, **cache, "PAIRS": pairs, **constants},
         options=options,
     )

@@ -11,14 +11,15 @@ def linear_rope(
     rows: Tensor,
     x: Tensor,
     weight: Tensor,
-    inv_freq: Tensor,
-    block_tables: Tensor,
+    blocks: Tensor,
+    rotation: Tensor,
     kv: Tensor,
     q: Tensor,
     layer: int,
     LAYERS: int,
 ) -> None:
     """`rope_kv_write` of the linear layer's output."""
-    qkv = torch.empty((len(rows), len(weight)), dtype=q.dtype, device=q.device)
+    heads, head_dim = q.shape[1:]
+    qkv = torch.empty((len(rows), (heads + 2 * kv.shape[3]) * head_dim), dtype=q.dtype, device=q.device)
     project(rows, x, weight, qkv, False)
-    rope_kv_write(rows, qkv, inv_freq, block_tables, kv, q, layer, LAYERS)
+    rope_kv_write(rows, blocks, rotation, qkv, kv, q, layer, LAYERS)

@@ -9,7 +9,7 @@ from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div
 
 KERNEL = Kernel(
     name="linear_silu",
-    contract=1,
+    contract=2,
     writes=("out",),
     tolerance=Tolerance(
         absolute={"bfloat16": 2**-6, "float16": 2**-9},
@@ -27,11 +27,11 @@ _BLOCK = 16
 def linear_silu(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer) -> Launch:
     """`out[i] = silu(gate) * up` with `gate, up = weight[:I] @ x[i], weight[I:] @ x[i]`, each rounded to the type.
 
-    rows int32 [bucket, RECORD], x [bucket, K], weight [2 I, K], out [bucket, I], all but rows of one half-width type.
+    rows int32 [bucket, RECORD], x [bucket, K], weight [2 I, K] in blocks, out [bucket, I], all but rows of
+    one half-width type. Inactive rows of `out` are written too: with what their `x` makes of them.
     """
-    bucket, (_, size) = rows.sizes[0], out.sizes
-    double, width = weight.sizes
-    constants, options = fragment_options(fragment_shape(bucket, double, width), bucket, width)
+    bucket, size, width = rows.sizes[0], out.sizes[1], x.sizes[1]
+    constants, options = fragment_options(fragment_shape(bucket, 2 * size, width), bucket, width)
     return KERNEL.launch(
         part,
         grid=(ceil_div(size, _BLOCK), 1, 1),

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from ouro_build.kernels.dependencies.source import release
-from ouro_build.kernels.linear_few.source import multiply
+from ouro_build.kernels.dependencies.source import release, wait
+from ouro_build.kernels.linear_few.source import early, fragment_rows, multiply
 
 
 @triton.jit
@@ -19,17 +19,21 @@ def linear_silu(
     first = tl.program_id(0) * BLOCK
     eight = tl.arange(0, 2 * EIGHTS)
     n = first + (eight % EIGHTS * 8)[:, None] + tl.arange(0, 8)[None, :]
-    # Rows past the end repeat the last: the loads need no mask, the store has one.
-    n = tl.minimum(n, SIZE - 1) + (eight // EIGHTS * SIZE)[:, None]
-    both = multiply(
-        rows, x, weight, n, ROWS, K, False, 2 * BLOCK, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS, PROGRAMMATIC
+    if SIZE % BLOCK != 0:
+        # Rows past the end repeat the last: the loads need no mask, the store has one.
+        n = tl.minimum(n, SIZE - 1)
+    n += (eight // EIGHTS * SIZE)[:, None]
+    ahead = early(weight, n, K, BLOCK_K, AHEAD, K_WARPS)
+    wait(PROGRAMMATIC)
+    each = tl.minimum(fragment_rows(ROW_TILE), ROWS - 1)  # rows past the last repeat it
+    parts = multiply(
+        ahead, x, each, each >= 0, weight, n, K, 2 * BLOCK, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS, False
     )  # fmt: skip
-    gate, up = tl.split(both.reshape(2, BLOCK, ROW_TILE).permute(1, 2, 0))
+    row = tl.arange(0, ROW_TILE)
+    gate, up = tl.split(tl.sum(parts, 0).reshape(2, BLOCK, ROW_TILE).permute(1, 2, 0))
     gate = gate.to(TYPE).to(tl.float32)
     activated = (gate / (1.0 + tl.exp(-gate))).to(TYPE).to(tl.float32)
     y = activated * up.to(TYPE).to(tl.float32)
-    row = tl.arange(0, ROW_TILE)
-    live = tl.load(rows + row * 8, mask=row < ROWS, other=-1) >= 0
     at = first + tl.arange(0, BLOCK)
     to = out + row.to(tl.int64)[None, :] * SIZE + at[:, None]
-    tl.store(to, y.to(TYPE), mask=live[None, :] & (at < SIZE)[:, None])
+    tl.store(to, y.to(TYPE), mask=(row < ROWS)[None, :] & (at < SIZE)[:, None])

@@ -1,4 +1,4 @@
-"""Adds a normalised update to the rows' hidden states, and normalises the sum for what follows."""
+"""Adds a normalised update to the rows' residual stream, and normalises the sum for what follows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ouro_build.kernels.spec import Kernel, Tolerance, next_power_of_2
 
 KERNEL = Kernel(
     name="residual_norm",
-    contract=1,
-    writes=("hidden", "out"),
+    contract=2,
+    writes=("residual", "out"),
     tolerance=Tolerance(
         absolute={"bfloat16": 2**-4, "float16": 2**-7, "float32": 1e-5},
         relative={"bfloat16": 2**-6, "float16": 2**-9, "float32": 5e-6},
         reason="the sums of squares are taken in another order; a last-bit difference of 1/rms may move the update by two "
-        "neighbours, which the addition to a hidden state of opposite sign leaves as an absolute error, and the second norm "
+        "neighbours, which the addition to a stream of opposite sign leaves as an absolute error, and the second norm "
         "and its weight enlarge",
     ),
     early=(
@@ -30,15 +30,15 @@ def residual_norm(
     rows: Buffer,
     update: Buffer,
     update_weight: Buffer,
-    hidden: Buffer,
+    residual: Buffer,
     weight: Buffer,
     out: Buffer,
     eps: float,
 ) -> Launch:
-    """`hidden[slot of row i] += norm(update[i]) * update_weight`, then `out[i] = norm(hidden[slot of row i]) * weight`.
+    """`residual[i] += norm(update[i]) * update_weight`, then `out[i] = norm(residual[i]) * weight`.
 
-    rows int32 [bucket, RECORD]; update and out [bucket, size]; hidden [slots, size]; both weights [size]; all but rows of
-    one type. Every norm, product and sum is rounded to that type.
+    rows int32 [bucket, RECORD]; update, residual and out [bucket, size]; both weights [size]; all but rows of one type. Every
+    norm, product and sum is rounded to that type.
     """
     bucket, size = out.sizes
     block = next_power_of_2(size)
@@ -49,7 +49,7 @@ def residual_norm(
             "rows": rows,
             "update": update,
             "update_weight": update_weight,
-            "hidden": hidden,
+            "residual": residual,
             "weight": weight,
             "out": out,
             "eps": eps,

@@ -7,10 +7,10 @@ from ouro_build.kernels.rows import active
 
 
 def residual_norm(
-    rows: Tensor, update: Tensor, update_weight: Tensor, hidden: Tensor, weight: Tensor, out: Tensor, eps: float
+    rows: Tensor, update: Tensor, update_weight: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float
 ) -> None:
-    """Add `norm(update[i]) * update_weight` to the hidden states of active rows; `out[i]` = the sum's norm times `weight`."""
-    live, slots = active(rows)
-    sums = hidden[slots] + normalise(update[live], update_weight, eps)
-    hidden[slots] = sums
+    """Add `norm(update[i]) * update_weight` to active rows' `residual`; `out[i]` = the sum's norm times `weight`."""
+    live, _ = active(rows)
+    sums = residual[live] + normalise(update[live], update_weight, eps)
+    residual[live] = sums
     out[live] = normalise(sums, weight, eps)

@@ -16,7 +16,7 @@ def _normalise(x, w, eps, SIZE: tl.constexpr, TYPE: tl.constexpr):
 
 @triton.jit
 def residual_norm(
-    rows, update, update_weight, hidden, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr
+    rows, update, update_weight, residual, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, PROGRAMMATIC: tl.constexpr
 ):
     release(PROGRAMMATIC)
     at = tl.arange(0, BLOCK)
@@ -24,14 +24,15 @@ def residual_norm(
     u_weight = tl.load(update_weight + at, mask=inside, other=0.0).to(tl.float32)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     wait(PROGRAMMATIC)
+    # An inactive row's residual and update are read too, whatever they hold: no load waits for the row's record.
+    TYPE: tl.constexpr = residual.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(rows + row * 8)
+    state = residual + row * SIZE + at
+    u = tl.load(update + row * SIZE + at, mask=inside, other=0.0).to(tl.float32)
+    h = tl.load(state, mask=inside, other=0.0).to(tl.float32)
+    h = (h + _normalise(u, u_weight, eps, SIZE, TYPE)).to(TYPE)
+    y = _normalise(h.to(tl.float32), w, eps, SIZE, TYPE)
     if slot >= 0:
-        TYPE: tl.constexpr = hidden.dtype.element_ty
-        state = hidden + slot.to(tl.int64) * SIZE + at
-        u = tl.load(update + row * SIZE + at, mask=inside, other=0.0).to(tl.float32)
-        h = tl.load(state, mask=inside, other=0.0).to(tl.float32)
-        h = (h + _normalise(u, u_weight, eps, SIZE, TYPE)).to(TYPE)
         tl.store(state, h, mask=inside)
-        y = _normalise(h.to(tl.float32), w, eps, SIZE, TYPE)
         tl.store(out + row * SIZE + at, y.to(TYPE), mask=inside)

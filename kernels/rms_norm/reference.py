@@ -13,7 +13,8 @@ def normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y.to(weight.dtype) * weight
 
 
-def rms_norm(rows: Tensor, hidden: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
-    """`out[i] = norm(hidden[slot of row i]) * weight` for active rows."""
+def rms_norm(rows: Tensor, hidden: Tensor, weight: Tensor, residual: Tensor, out: Tensor, eps: float) -> None:
+    """Copy active rows' hidden states to `residual`; `out` = their norm times `weight`."""
     live, slots = active(rows)
+    residual[live] = hidden[slots]
     out[live] = normalise(hidden[slots], weight, eps)

@@ -5,28 +5,29 @@ from __future__ import annotations
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Argument, Buffer, Constant, Launch, LoadTimeValue, Options
 from ouro_build.kernels.paged_kv import page_shape
-from ouro_build.kernels.spec import Kernel, Tolerance
+from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div, next_power_of_2
 
 KERNEL = Kernel(
     name="rope_kv_write",
-    contract=2,
+    contract=3,
     writes=("kv", "q"),
     tolerance=Tolerance(
         absolute={"bfloat16": 1e-5, "float16": 1e-5, "float32": 1e-5},
         relative={"bfloat16": 2**-7, "float16": 2**-10, "float32": 2e-6},
-        reason="sine and cosine differ in their last bits and a product may be fused with the sum; the result is rounded once",
+        reason="a product may be fused with the sum; the result is rounded once",
     ),
-    early=("inv_freq",),
 )
+
+_ELEMENTS = 2048  # of a program: 16 bytes a thread for each half in half-width types
 
 
 def rope_kv_write(
     part: Part,
     *,
     rows: Buffer,
+    blocks: Buffer,
+    rotation: Buffer,
     qkv: Buffer,
-    inv_freq: Buffer,
-    block_tables: Buffer,
     kv: Buffer,
     q: Buffer,
     layer: int,
@@ -34,32 +35,33 @@ def rope_kv_write(
 ) -> Launch:
     """`q[i]` = the row's rotated queries; its rotated keys and its values go to `kv` at its plane, block and offset.
 
-    rows int32 [bucket, RECORD]; qkv [bucket, (heads + 2 * kv_heads) * head_dim]: queries, keys, values; inv_freq float32
-    [head_dim / 2]; block_tables int32 [requests, blocks]; kv [planes, KV_BLOCKS, 2, kv_heads, block_size, head_dim]; q
-    [bucket, heads, head_dim]; qkv, kv and q of one type. Plane = loop * layers + layer, block = the request's entry for the
-    position. Angles (position * inv_freq), their sines and cosines and the rotation of the two halves of a head are float32,
-    and the result is rounded once.
+    rows int32 [bucket, RECORD]; blocks and rotation as `locate` leaves them; qkv [bucket, (heads + 2 * kv_heads) * head_dim]:
+    queries, keys, values; kv [planes, KV_BLOCKS, 2, kv_heads, block_size, head_dim]; q [bucket, heads, head_dim]; qkv, kv and
+    q of one type. Plane = loop * layers + layer. The rotation of the two halves of a head is float32, and the result is
+    rounded once.
     """
-    bucket, heads, _ = q.sizes
-    places, constants = cache_write(inv_freq, block_tables, kv, q, layer, layers)
+    bucket, heads, head_dim = q.sizes
+    places, constants = cache_write(blocks, rotation, kv, q, layer, layers)
+    every = heads + 2 * page_shape(kv)[0]
+    tile = max(1, min(next_power_of_2(every), _ELEMENTS // head_dim))
     return KERNEL.launch(
         part,
-        grid=(bucket, heads + page_shape(kv)[0], 1),
+        grid=(bucket, ceil_div(every, tile), 1),
         arguments={"rows": rows, "qkv": qkv, **places},
-        constants=constants,
-        options=Options(num_warps=1, num_stages=1),
+        constants={**constants, "TILE": tile},
+        options=Options(num_warps=max(1, tile * head_dim // 512), num_stages=1),
     )
 
 
 def cache_write(
-    inv_freq: Buffer, block_tables: Buffer, kv: Buffer, q: Buffer, layer: int, layers: int
+    blocks: Buffer, rotation: Buffer, kv: Buffer, q: Buffer, layer: int, layers: int
 ) -> tuple[dict[str, Argument], dict[str, Constant]]:
     """Arguments and constants of a kernel that rotates and writes `q` and, at a layer's planes, `kv`."""
     _, heads, head_dim = q.sizes
     kv_heads, block_size, _ = page_shape(kv)
     arguments: dict[str, Argument] = {
-        "inv_freq": inv_freq,
-        "block_tables": block_tables,
+        "blocks": blocks,
+        "rotation": rotation,
         "kv": kv,
         "q": q,
         "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
@@ -72,6 +74,5 @@ def cache_write(
         "KV_HEADS": kv_heads,
         "HEAD_DIM": head_dim,
         "BLOCK_SIZE": block_size,
-        "TABLE_WIDTH": block_tables.sizes[1],
     }
     return arguments, constants

@@ -11,19 +11,18 @@ from click.testing import CliRunner, Result
 
 from ouro_build.artifacts.console import exit_code
 from ouro_build.artifacts.plan import Pool, ProgramKey
-from ouro_build.artifacts.reader import Artifact
 from ouro_build.artifacts.schema import schema
 from ouro_build.builder.build import build
 from ouro_build.builder.cache import ImageCache
 from ouro_build.builder.plan_target import prepare
 from ouro_build.builder.spec import BuildSpec, find_parts
-from ouro_build.runtime import bench, host_pools, timing
+from ouro_build.runtime import baseline, bench, host_pools, timing
 from ouro_build.runtime.cli import cli
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.machine import probe
 from ouro_build.runtime.paths import NO_CUDA
 from ouro_build.runtime.reference import ReferenceExecutor
-from tests.unit.runtime.fake_driver import FakeDriver, Node, cubin
+from tests.unit.runtime.fake_driver import FakeDriver, Node, fake_images
 
 pytestmark = pytest.mark.skipif(not probe().reason, reason="these are about a machine without a GPU")
 
@@ -142,7 +141,7 @@ def test_bad_values_have_their_exit_codes(artifact: Path, arguments: list[str], 
 
 
 def test_the_baseline_names_the_extra(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    monkeypatch.setattr(baseline, "find_spec", lambda name: None)
     assert exit_code(cli, ["bench", "decode", str(artifact), "--context", "20", "--baseline", "torch"]) == 1
 
 
@@ -159,14 +158,7 @@ LOGITS = "linear_few"
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     """A GPU whose kernels do nothing, but that logits become zero."""
     made = FakeDriver(memory=8 << 30)
-    read = Artifact.read
-
-    def image(self: Artifact, path: str) -> bytes:
-        """What the fake loads in place of an image."""
-        records = (r for target in self.manifest.targets for r in target.images if r.path == path)
-        return next((cubin(r.function, r.parameters) for r in records), None) or read(self, path)
-
-    monkeypatch.setattr(Artifact, "read", image)
+    fake_images(monkeypatch)
     monkeypatch.setattr(bench, "probe", lambda device: probe(device, made))
     monkeypatch.setattr(bench, "open_driver", lambda device: open_driver(device, made))
     made.behaviours[LOGITS] = lambda api, node: write_logits(api, node, 0)

@@ -21,14 +21,16 @@ from ouro_build.builder.limits import check_limits
 from ouro_build.builder.record import Recorder
 from ouro_build.builder.sparse import SparseAttention
 from ouro_build.builder.toolchain import find_toolchain
-from ouro_build.kernels.attention_decode import attention_decode, context_splits
+from ouro_build.kernels.attention_decode import attention_decode, split_rule
 from ouro_build.kernels.attention_merge import attention_merge
 from ouro_build.kernels.attention_prefill import attention_prefill
 from ouro_build.kernels.linear import fused, linear
 from ouro_build.kernels.linear_rope import linear_rope
 from ouro_build.kernels.linear_silu import linear_silu
+from ouro_build.kernels.rope_kv_write import rope_kv_write
+from ouro_build.kernels.split_contexts import SPLIT_RECORD, split_contexts
 from tests.kernel_cases import STACK
-from tests.kernel_harness import buffer
+from tests.kernel_harness import buffer, matrix_buffer
 
 # Ouro-1.4B: (N, K) of its projections, the LM head last
 PROJECTIONS = ((6144, 2048), (2048, 2048), (11264, 2048), (2048, 5632), (49152, 2048))
@@ -53,7 +55,7 @@ def linears(part: Part, dtype: str, bucket: int) -> Iterator[Launch]:
             part,
             rows=buffer("rows", "int32", bucket, 8),
             x=buffer("x", dtype, bucket, width),
-            weight=buffer("weight", dtype, size, width),
+            weight=matrix_buffer("weight", dtype, size, width),
             out=buffer("out", "float32" if head else dtype, bucket, size),
             gather=head,
         )
@@ -66,15 +68,15 @@ def fused_linears(part: Part, dtype: str, bucket: int) -> Iterator[Launch]:
     heads, inner = HIDDEN // HEAD_DIM, PROJECTIONS[2][0] // 2
     rows, x = buffer("rows", "int32", bucket, 8), buffer("x", dtype, bucket, HIDDEN)
     yield linear_silu(
-        part, rows=rows, x=x, weight=buffer("weight", dtype, 2 * inner, HIDDEN), out=buffer("out", dtype, bucket, inner)
+        part, rows=rows, x=x, weight=matrix_buffer("weight", dtype, 2 * inner, HIDDEN), out=buffer("out", dtype, bucket, inner)
     )
     yield linear_rope(
         part,
         rows=rows,
         x=x,
-        weight=buffer("weight", dtype, 3 * HIDDEN, HIDDEN),
-        inv_freq=buffer("inv_freq", "float32", HEAD_DIM // 2),
-        block_tables=buffer("block_tables", "int32", 8, CONTEXT // BLOCK_SIZE),
+        weight=matrix_buffer("weight", dtype, 3 * HIDDEN, HIDDEN),
+        blocks=buffer("blocks", "int32", bucket),
+        rotation=buffer("rotation", "float32", bucket, 2, HEAD_DIM // 2),
         kv=buffer("kv", dtype, PLANES, LoadTimeValue.KV_BLOCKS, 2, heads, BLOCK_SIZE, HEAD_DIM),
         q=buffer("q", dtype, bucket, heads, HEAD_DIM),
         layer=0,
@@ -83,20 +85,35 @@ def fused_linears(part: Part, dtype: str, bucket: int) -> Iterator[Launch]:
 
 
 def attentions(part: Part, dtype: str, bucket: int, heads: int, kv_heads: int) -> Iterator[Launch]:
-    """Decode and its merge for few rows, prefill for many."""
+    """Decode, with the cutting before and the merge after it, for few rows, prefill for many."""
     rows = buffer("rows", "int32", bucket, 8)
     q = buffer("q", dtype, bucket, heads, HEAD_DIM)
     tables = buffer("block_tables", "int32", 8, CONTEXT // BLOCK_SIZE)
     kv = buffer("kv", dtype, PLANES, LoadTimeValue.KV_BLOCKS, 2, kv_heads, BLOCK_SIZE, HEAD_DIM)
     out = buffer("out", dtype, bucket, heads * HEAD_DIM)
-    splits = context_splits(part, bucket, kv_heads, CONTEXT)
-    partial = buffer("partial", "float32", bucket, heads, splits, HEAD_DIM)
-    sums = buffer("sums", "float32", bucket, heads, splits, 2)
+    rule = split_rule(part, bucket, heads, kv_heads, HEAD_DIM, dtype)
+    most = rule.most(CONTEXT)
+    splits = buffer("splits", "int32", bucket * most, SPLIT_RECORD + rule.tile)
+    counts = buffer("counts", "int32", bucket)
+    partial = buffer("partial", "float32", bucket, heads, most, HEAD_DIM)
+    sums = buffer("sums", "float32", bucket, heads, most, 2)
     if EVERY or bucket <= 64:
-        yield attention_decode(
-            part, rows=rows, q=q, block_tables=tables, kv=kv, partial=partial, sums=sums, layer=3, layers=LAYERS
+        yield split_contexts(
+            part, rows=rows, block_tables=tables, splits=splits, counts=counts, rule=rule, block_size=BLOCK_SIZE
         )
-        yield attention_merge(part, rows=rows, partial=partial, sums=sums, out=out)
+        yield attention_decode(
+            part,
+            splits=splits,
+            q=q,
+            block_tables=tables,
+            kv=kv,
+            partial=partial,
+            sums=sums,
+            layer=3,
+            layers=LAYERS,
+            rule=rule,
+        )
+        yield attention_merge(part, counts=counts, partial=partial, sums=sums, out=out)
     if bucket >= 16:
         yield attention_prefill(part, rows=rows, q=q, block_tables=tables, kv=kv, out=out, layer=3, layers=LAYERS)
 
@@ -113,7 +130,8 @@ def sparse_attentions(part: Part, dtype: str, bucket: int, heads: int, kv_heads:
     rows, q = buffer("rows", "int32", bucket, 8), buffer("q", dtype, bucket, heads, HEAD_DIM)
     for form in attention.forms():
         recorder = Recorder(ProgramKey("recurrent", bucket, *form))
-        attention.of(*form)(recorder, rows, q, buffer("out", dtype, bucket, heads * HEAD_DIM), 3)
+        attend = attention.of(*form)(recorder, rows)
+        attend(q, buffer("out", dtype, bucket, heads * HEAD_DIM), 3)
         yield from recorder.plan().launches
 
 
@@ -151,14 +169,14 @@ def test_images_fit(arch: str, dtype: str, buckets: tuple[int, ...], tmp_path: P
 def test_a_layer_is_an_argument_not_an_image() -> None:
     part = find_part("h200")
     first, other = (
-        attention_decode(
+        rope_kv_write(
             part,
             rows=buffer("rows", "int32", 1, 8),
-            q=buffer("q", "bfloat16", 1, 16, HEAD_DIM),
-            block_tables=buffer("block_tables", "int32", 1, 4),
+            blocks=buffer("blocks", "int32", 1),
+            rotation=buffer("rotation", "float32", 1, 2, HEAD_DIM // 2),
+            qkv=buffer("qkv", "bfloat16", 1, 3 * HIDDEN),
             kv=buffer("kv", "bfloat16", PLANES, LoadTimeValue.KV_BLOCKS, 2, 16, BLOCK_SIZE, HEAD_DIM),
-            partial=buffer("partial", "float32", 1, 16, 4, HEAD_DIM),
-            sums=buffer("sums", "float32", 1, 16, 4, 2),
+            q=buffer("q", "bfloat16", 1, 16, HEAD_DIM),
             layer=layer,
             layers=LAYERS,
         )

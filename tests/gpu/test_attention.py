@@ -28,8 +28,8 @@ LONG_CHUNK = (*((0, p, 2) for p in range(2300, 2500)), None, *((1, p, 1) for p i
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_decode_matches_the_reference(shape: tuple[int, int, int], dtype: str) -> None:
-    for splits in (1, 3, 40):
-        decode_case(dtype, "cuda", shape=shape, splits=splits).check()
+    for least in (1, 3, 40):
+        decode_case(dtype, "cuda", shape=shape, least=least).check()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -42,7 +42,7 @@ def test_prefill_matches_the_reference(shape: tuple[int, int, int], dtype: str) 
 @pytest.mark.parametrize("shape", [(16, 16, 128), (8, 2, 128), (4, 4, 64)])
 def test_long_contexts(shape: tuple[int, int, int], dtype: str) -> None:
     ctx = context(dtype, "cuda", shape[1], shape[2], lengths=(3000, 1600))
-    decode_case(dtype, "cuda", shape=shape, rows=LONG_ROWS, splits=33, ctx=ctx).check()
+    decode_case(dtype, "cuda", shape=shape, rows=LONG_ROWS, least=33, ctx=ctx).check()
     prefill_case(dtype, "cuda", shape=shape, rows=LONG_CHUNK, ctx=ctx).check()
 
 
@@ -54,20 +54,21 @@ def test_any_block_size(shape: tuple[int, int, int], block_size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("splits", "head_dim"), [(1, 16), (5, 32), (33, 128), (128, 128)])
+@pytest.mark.parametrize(("splits", "head_dim"), [(1, 16), (5, 32), (33, 128)])
 def test_merge_matches_the_reference(splits: int, head_dim: int, dtype: str) -> None:
     merge_case(dtype, "cuda", heads=2, splits=splits, head_dim=head_dim).check()
 
 
-@pytest.mark.parametrize("shape", [(4, 4, 128), (6, 2, 64)])
-def test_decode_and_merge_give_what_prefill_gives(shape: tuple[int, int, int]) -> None:
-    decode = decode_case("float32", "cuda", shape=shape)
+@pytest.mark.parametrize(("dtype", "close"), [("float32", 2e-5), ("float16", 2e-3)])
+@pytest.mark.parametrize("shape", [(4, 4, 16), (6, 2, 32), (2, 2, 128)])
+def test_decode_and_merge_give_what_prefill_gives(shape: tuple[int, int, int], dtype: str, close: float) -> None:
+    decode = decode_case(dtype, "cuda", shape=shape)
     run_source(decode.launch, decode.tensors, decode.values)
-    merge = merged(decode, device="cuda")
+    merge = merged(decode, dtype, "cuda")
     run_source(merge.launch, merge.tensors)
-    prefill = prefill_case("float32", "cuda", shape=shape, rows=DECODE_ROWS)
+    prefill = prefill_case(dtype, "cuda", shape=shape, rows=DECODE_ROWS)
     run_reference(prefill.launch, prefill.tensors, prefill.values)
-    torch.testing.assert_close(merge.tensors["out"], prefill.tensors["out"], atol=2e-5, rtol=2e-5, equal_nan=True)
+    torch.testing.assert_close(merge.tensors["out"], prefill.tensors["out"], atol=close, rtol=close, equal_nan=True)
 
 
 def far_twin(near: Context) -> Context:

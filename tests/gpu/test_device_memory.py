@@ -9,11 +9,13 @@ pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 
 from ouro_build.artifacts.manifest import FileRecord
 from ouro_build.artifacts.plan import Pool
-from ouro_build.runtime import upload
+from ouro_build.runtime import upload, weights_file
 from ouro_build.runtime.device_memory import DeviceMemory
 from ouro_build.runtime.driver import Driver, open_driver
 from ouro_build.runtime.machine import describe, probe
-from ouro_build.runtime.upload import upload_file
+from ouro_build.runtime.startup import StartupClock
+from ouro_build.runtime.upload import FileUpload
+from ouro_build.runtime.weights_file import WeightsFile
 
 MACHINE = probe()
 pytestmark = pytest.mark.skipif(bool(MACHINE.reason), reason=f"no CUDA device: {MACHINE.reason}")
@@ -139,13 +141,17 @@ def test_a_file_fills_the_pool(
     memory: DeviceMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, check: bool
 ) -> None:
     chunk = MIB
-    monkeypatch.setattr(upload, "CHUNK", chunk)
+    monkeypatch.setattr(weights_file, "CHUNK", chunk)
     if way == "staged":
-        monkeypatch.setattr(upload, "_upload_mapped", lambda *_: False)
+        monkeypatch.setattr(upload, "_registered", lambda *_: False)
     content = random_bytes(4096 + 39 * MIB + 77).tobytes()
     path = tmp_path / "weights.safetensors"
     path.write_bytes(content)
     digests = tuple(hashlib.sha256(content[s : s + chunk]).hexdigest() for s in range(0, len(content), chunk))
     record = FileRecord(path=path.name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest(), chunks=digests)
-    assert upload_file(memory, path, 4096, record, check=check) == len(content) - 4096
+    going = FileUpload(WeightsFile(path, 4096, record, check=check), StartupClock(), "")
+    going.lock(memory.driver)
+    going.copy(memory)
+    assert going.finish() == len(content) - 4096
+    going.close()
     assert memory.read(Pool.WEIGHTS, 0, len(content) - 4096).tobytes() == content[4096:]

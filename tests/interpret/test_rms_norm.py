@@ -11,12 +11,13 @@ PART = find_part("h200")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("size", [64, 96, 176])
 def test_matches_the_reference(dtype: str, size: int) -> None:
-    out = buffer("out", dtype, 4, size)
+    residual, out = buffer("residual", dtype, 4, size), buffer("out", dtype, 4, size)
     launch = rms_norm(
         PART,
         rows=buffer("rows", "int32", 4, 8),
         hidden=buffer("hidden", dtype, 6, size),
         weight=buffer("weight", dtype, size),
+        residual=residual,
         out=out,
         eps=1e-6,
     )
@@ -28,6 +29,7 @@ def test_matches_the_reference(dtype: str, size: int) -> None:
             "rows": row_records([3, -1, 0, 5]),
             "hidden": torch.randn(6, size).to(kind),
             "weight": torch.randn(size).to(kind),
+            "residual": poisoned(residual),
             "out": poisoned(out),
         },
     )

@@ -17,9 +17,9 @@ from ouro_build.artifacts.plan import Launch, LoadTimeValue
 from tests.kernel_harness import DTYPES, check
 
 PART = find_part("h200")
-STACK = {"rope_kv_write": 32, "linear_rope": 32}
+STACK = {"locate": 32}
 """Bytes of stack that are no spills: sine and cosine of Triton before 3.9 keep an array for angles no position reaches."""
-OVER_ROWS = ("embedding", "residual_norm", "silu_mul", "rope_kv_write", "exit_gate", "argmax", "kv_copy")
+OVER_ROWS = ("embedding", "residual_norm", "silu_mul", "locate", "rope_kv_write", "exit_gate", "argmax", "kv_copy")
 """Kernels whose modules here have a `case`."""
 SLOTS = 7
 ROWS = [3, -1, 0, 5]

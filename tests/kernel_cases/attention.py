@@ -1,4 +1,4 @@
-"""A paged context of several requests, and the cases of the three attention kernels in it."""
+"""A paged context of several requests, and the cases of the attention kernels in it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from ouro_build.artifacts.plan import Buffer
-from ouro_build.kernels.attention_decode import attention_decode
+from ouro_build.kernels.attention_decode import attention_decode, split_rule
 from ouro_build.kernels.attention_merge import attention_merge
 from ouro_build.kernels.attention_prefill import attention_prefill
+from ouro_build.kernels.paged_kv import page_shape
+from ouro_build.kernels.split_contexts import SPLIT_RECORD, Split, SplitRule
 from tests.kernel_cases import PART, Case, normal
 from tests.kernel_cases.paged import in_order, kv_buffer, kv_values
 from tests.kernel_harness import Values, buffer, poisoned, row_records
@@ -80,23 +82,50 @@ def queries(rows: Rows, dtype: str, device: str, heads: int, head_dim: int) -> T
     return q.to(device)
 
 
+def split_records(rows: Rows, rule: SplitRule, limit: int, tables: Tensor, block_size: int) -> Tensor:
+    """What `split_contexts` makes of `rows`, told another way."""
+    table = torch.full((limit, SPLIT_RECORD + rule.tile), -1, dtype=torch.int32)
+    at = 0
+    for row, known in enumerate(rows):
+        if known is None:
+            continue
+        request, position, loop = known
+        tiles = position // rule.tile + 1
+        wanted = min(max(rule.least, -(-tiles // rule.longest)), -(-tiles // rule.shortest))
+        span = -(-tiles // wanted) * rule.tile
+        firsts = list(range(0, position + 1, span))
+        for index, first in enumerate(firsts):
+            record = [row, index, len(firsts), first, min(first + span, position + 1), request, loop]
+            table[at, : len(record)] = torch.tensor(record, dtype=torch.int32)
+            table[at, SPLIT_RECORD:] = 0
+            for lane, key in enumerate(range(first, min(first + rule.tile, record[4]))):
+                table[at, SPLIT_RECORD + lane] = tables[request, key // block_size]
+            at += 1
+    return table
+
+
 def decode_case(
     dtype: str,
     device: str = "cpu",
     shape: tuple[int, int, int] = (4, 4, 16),
     rows: Rows = DECODE_ROWS,
-    splits: int = 3,
+    least: int = 3,
     block_size: int = 16,
     ctx: Context | None = None,
+    rule: SplitRule | None = None,
 ) -> Case:
-    """One step of rows of several requests and loops."""
+    """One step of rows of several requests and loops, each cut into `least` splits or, with few keys, fewer."""
     heads, kv_heads, head_dim = shape
     ctx = ctx or context(dtype, device, kv_heads, head_dim, block_size)
-    partial = buffer("partial", "float32", len(rows), heads, splits, head_dim)
-    sums = buffer("sums", "float32", len(rows), heads, splits, 2)
+    tile = split_rule(PART, len(rows), heads, kv_heads, head_dim, dtype).tile
+    rule = rule or SplitRule(tile, least, 1 << 20, 1)
+    most = rule.most(max(row[1] + 1 for row in rows if row))
+    splits = buffer("splits", "int32", len(rows) * most, SPLIT_RECORD + tile)
+    partial = buffer("partial", "float32", len(rows), heads, most, head_dim)
+    sums = buffer("sums", "float32", len(rows), heads, most, 2)
     launch = attention_decode(
         PART,
-        rows=buffer("rows", "int32", len(rows), 8),
+        splits=splits,
         q=buffer("q", dtype, len(rows), heads, head_dim),
         block_tables=buffer("block_tables", "int32", *ctx.tables.shape),
         kv=ctx.kv_buffer,
@@ -104,9 +133,10 @@ def decode_case(
         sums=sums,
         layer=LAYER,
         layers=LAYERS,
+        rule=rule,
     )
     tensors = {
-        "rows": records(rows, device),
+        "splits": split_records(rows, rule, splits.sizes[0], ctx.tables, page_shape(ctx.kv_buffer)[1]).to(device),
         "q": queries(rows, dtype, device, heads, head_dim),
         "block_tables": ctx.tables,
         "kv": ctx.kv,
@@ -149,25 +179,23 @@ def prefill_case(
 
 
 def merge_case(dtype: str, device: str = "cpu", heads: int = 3, splits: int = 5, head_dim: int = 32) -> Case:
-    """Splits of very different maxima; from row to row fewer of them have keys, down to the first alone."""
+    """Splits of very different maxima; from row to row fewer of them, down to none."""
     bucket = splits + 1
     partial = normal("cpu", "float32", bucket, heads, splits, head_dim)
     sums = torch.stack((normal("cpu", "float32", bucket, heads, splits) * 4, torch.rand(bucket, heads, splits) + 1), -1)
-    for row in range(bucket):
-        empty = slice(max(1, splits - row), None)
-        partial[row, :, empty], sums[row, :, empty, 0], sums[row, :, empty, 1] = float("nan"), float("-inf"), 0.0
+    counts = torch.arange(splits, -1, -1, dtype=torch.int32)
+    for row, count in enumerate(counts.tolist()):
+        partial[row, :, count:], sums[row, :, count:] = float("nan"), float("nan")
     out = buffer("out", dtype, bucket, heads * head_dim)
-    shape = (bucket, heads, splits)
     launch = attention_merge(
         PART,
-        rows=buffer("rows", "int32", bucket, 8),
-        partial=buffer("partial", "float32", *shape, head_dim),
-        sums=buffer("sums", "float32", *shape, 2),
+        counts=buffer("counts", "int32", bucket),
+        partial=buffer("partial", "float32", bucket, heads, splits, head_dim),
+        sums=buffer("sums", "float32", bucket, heads, splits, 2),
         out=out,
     )
-    slots = [-1 if i == 1 else bucket - i for i in range(bucket)]
     tensors = {
-        "rows": row_records(slots, device),
+        "counts": counts.to(device),
         "partial": partial.to(device),
         "sums": sums.to(device),
         "out": poisoned(out, device=device),
@@ -175,11 +203,13 @@ def merge_case(dtype: str, device: str = "cpu", heads: int = 3, splits: int = 5,
     return Case(launch, tensors)
 
 
-def merged(case: Case, dtype: str = "float32", device: str = "cpu") -> Case:
+def merged(case: Case, dtype: str, device: str = "cpu") -> Case:
     """The merge of a decode case that has run."""
     buffers = dict(case.launch.buffers())
     bucket, heads, _, head_dim = buffers["partial"].sizes
-    out = buffer("out", dtype, bucket, heads * head_dim)
-    launch = attention_merge(PART, rows=buffers["rows"], partial=buffers["partial"], sums=buffers["sums"], out=out)
-    tensors = {name: case.tensors[name] for name in ("rows", "partial", "sums")}
+    out, counts = buffer("out", dtype, bucket, heads * head_dim), buffer("counts", "int32", bucket)
+    launch = attention_merge(PART, counts=counts, partial=buffers["partial"], sums=buffers["sums"], out=out)
+    rows = case.tensors["splits"][:, Split.ROW]
+    tensors = {name: case.tensors[name] for name in ("partial", "sums")}
+    tensors["counts"] = torch.bincount(rows[rows >= 0], minlength=bucket).to(torch.int32)
     return Case(launch, {**tensors, "out": poisoned(out, device=device)})

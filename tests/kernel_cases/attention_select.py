@@ -40,6 +40,7 @@ def case(kind: str, device: str = "cpu", width: int = 3000, retention: float = 0
     place = (SLOTS, LAYERS, heads)
     buffers = {
         "rows": buffer("rows", "int32", bucket, 8),
+        "counts": buffer("counts", "int32", bucket),
         "scores": buffer("scores", "float32", bucket, heads, width),
         "sums": buffer("sums", "float32", bucket, heads, SPLITS, 2),
         "out": buffer("out", "bfloat16", bucket, heads * HEAD_DIM),
@@ -58,14 +59,15 @@ def case(kind: str, device: str = "cpu", width: int = 3000, retention: float = 0
     for row, position in enumerate(positions):
         n = position + 1
         tensors["scores"][row, :, :n] = scores(kind, heads, n, device)
-        tensors["sums"][row] = _sums(tensors["scores"][row, :, :n])
+        tensors["counts"][row] = count = min(SPLITS, n)
+        tensors["sums"][row, :, :count] = _sums(tensors["scores"][row, :, :n], count)
     return Case(attention_select(PART, layer=1, **buffers), tensors)
 
 
-def _sums(found: Tensor) -> Tensor:
-    """(maximum, sum of exp(score - maximum)) of all scores in the first split; the others have none."""
-    sums = torch.stack((torch.full((len(found), SPLITS), float("-inf")), torch.zeros(len(found), SPLITS)), -1).to(found.device)
-    if found.shape[1]:
-        top = found.amax(1)
-        sums[:, 0, 0], sums[:, 0, 1] = top, torch.exp(found - top[:, None]).sum(1)
-    return sums
+def _sums(found: Tensor, count: int) -> Tensor:
+    """[heads, count, 2]: (maximum, sum of exp(score - maximum)) of each of `count` splits of the scores."""
+    sums = []
+    for part in found.tensor_split(count, 1) if count else ():
+        top = part.amax(1).clamp(min=-3e38)
+        sums.append(torch.stack((top, torch.exp(part - top[:, None]).sum(1)), -1))
+    return torch.stack(sums, 1) if sums else found.new_empty(len(found), 0, 2)

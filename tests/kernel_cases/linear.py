@@ -6,7 +6,7 @@ from ouro_build.artifacts.parts import Part
 from ouro_build.kernels.linear_few import linear_few
 from ouro_build.kernels.linear_many import linear_many
 from tests.kernel_cases import PART, Case, normal
-from tests.kernel_harness import buffer, poisoned, row_records
+from tests.kernel_harness import buffer, in_blocks, matrix_buffer, poisoned, row_records
 
 RULES = {"linear_few": linear_few, "linear_many": linear_many}
 
@@ -33,13 +33,13 @@ def case(
     size, width = shape
     out = buffer("out", out_dtype or dtype, bucket + 2, size)
     x = buffer("x", dtype, bucket + 3, width)
-    weight = buffer("weight", dtype, size, width)
+    weight = matrix_buffer("weight", dtype, size, width)
     launch = RULES[name](part, rows=buffer("rows", "int32", bucket, 8), x=x, weight=weight, out=out, gather=gather)
     slots = holes(bucket)
     tensors = {
         "rows": row_records(slots, device),
         "x": poisoned(x, device=device),
-        "weight": (normal("cpu", "float32", size, width) * width**-0.5).to(poisoned(weight).dtype).to(device),
+        "weight": in_blocks(normal("cpu", "float32", size, width) * width**-0.5).to(poisoned(weight).dtype).to(device),
         "out": poisoned(out, device=device),
     }
     used = torch.tensor([slot if gather else i for i, slot in enumerate(slots) if slot >= 0])

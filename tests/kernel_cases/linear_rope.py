@@ -4,8 +4,9 @@ import torch
 
 from ouro_build.kernels.linear_rope import linear_rope
 from tests.kernel_cases import PART, Case, normal
+from tests.kernel_cases.locate import places
 from tests.kernel_cases.paged import Cache
-from tests.kernel_harness import buffer, poisoned, row_records
+from tests.kernel_harness import buffer, in_blocks, matrix_buffer, poisoned, row_records
 
 # (heads, kv_heads, head_dim, K): equal and grouped heads, every head size, widths that tiles do not divide
 SHAPES = ((2, 2, 16, 64), (4, 2, 32, 96), (6, 2, 64, 70), (3, 1, 128, 200))
@@ -17,14 +18,14 @@ def case(dtype: str, device: str = "cpu", shape: tuple[int, int, int, int] = (4,
     cache = Cache(kv_heads=kv_heads, head_dim=head_dim)
     size = (heads + 2 * kv_heads) * head_dim
     q, x = buffer("q", dtype, bucket, heads, head_dim), buffer("x", dtype, bucket, width)
-    weight = buffer("weight", dtype, size, width)
+    weight = matrix_buffer("weight", dtype, size, width)
     launch = linear_rope(
         PART,
         rows=buffer("rows", "int32", bucket, 8),
         x=x,
         weight=weight,
-        inv_freq=buffer("inv_freq", "float32", head_dim // 2),
-        block_tables=cache.tables_buffer(),
+        blocks=buffer("blocks", "int32", bucket),
+        rotation=buffer("rotation", "float32", bucket, 2, head_dim // 2),
         kv=cache.kv_buffer(dtype),
         q=q,
         layer=cache.layers - 1,
@@ -40,12 +41,11 @@ def case(dtype: str, device: str = "cpu", shape: tuple[int, int, int, int] = (4,
             request=[0, -1, 0, 2, *rest],
         ),
         "x": poisoned(x, device=device),
-        "weight": (normal("cpu", "float32", size, width) * width**-0.5).to(poisoned(weight).dtype).to(device),
-        "inv_freq": (1e6 ** (-torch.arange(0, head_dim, 2) / head_dim)).to(device),
-        "block_tables": cache.tables(device),
+        "weight": in_blocks(normal("cpu", "float32", size, width) * width**-0.5).to(poisoned(weight).dtype).to(device),
         "kv": cache.poisoned_kv(dtype, device),
         "q": poisoned(q, device=device),
     }
+    tensors |= places(tensors["rows"], cache.tables("cpu"), head_dim // 2, cache.block_size)
     used = torch.tensor([0, 2, 3], device=device)
     tensors["x"][used] = normal(device, dtype, 3, width, seed=1)
     return Case(launch, tensors, cache.values)

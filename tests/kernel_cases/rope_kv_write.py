@@ -4,6 +4,7 @@ from torch import Tensor
 from ouro_build.artifacts.rows import Row
 from ouro_build.kernels.rope_kv_write import rope_kv_write
 from tests.kernel_cases import PART, Case, normal
+from tests.kernel_cases.locate import places
 from tests.kernel_cases.paged import TABLES, Cache, far_kv, far_planes, long_plane, start_of
 from tests.kernel_harness import buffer, poisoned, row_records, run_reference, run_source
 
@@ -33,8 +34,8 @@ def case(
         PART,
         rows=buffer("rows", "int32", 4, 8),
         qkv=buffer("qkv", dtype, 4, size),
-        inv_freq=buffer("inv_freq", "float32", head_dim // 2),
-        block_tables=cache.tables_buffer(),
+        blocks=buffer("blocks", "int32", 4),
+        rotation=buffer("rotation", "float32", 4, 2, head_dim // 2),
         kv=cache.kv_buffer(dtype),
         q=q,
         layer=cache.layers - 1,
@@ -45,11 +46,10 @@ def case(
             [6, -1, 0, 2], device, position=[0, -1, 11, last_position], loop=[0, -1, 1, 2], request=[0, -1, 0, 2]
         ),
         "qkv": normal(device, dtype, 4, size),
-        "inv_freq": (1e6 ** (-torch.arange(0, head_dim, 2) / head_dim)).to(device),
-        "block_tables": cache.tables(device),
         "kv": cache.poisoned_kv(dtype, device) if kv is None else kv,
         "q": poisoned(q, device=device),
     }
+    tensors |= places(tensors["rows"], cache.tables("cpu"), head_dim // 2, cache.block_size)
     return Case(launch, tensors, cache.values)
 
 
@@ -78,7 +78,7 @@ def check_far_blocks(device: str) -> None:
         made = case("float16", device, (1, 1, cache.head_dim), cache, pool)
         made.tensors["rows"][:3, Row.SLOT] = -1
         made.tensors["rows"][3, Row.LOOP] = 0
-        made.tensors["block_tables"][2, 0] = cache.blocks - 1
+        made.tensors["blocks"][3] = cache.blocks - 1
         run(made.launch, made.tensors, made.values)
         written.append(kv[0, -1, :, 0, 5].clone())
     assert written[0].count_nonzero() == written[0].numel()

@@ -103,7 +103,7 @@ class Scene:
         attention = SparseAttention(self.model, self.geometry, PART, self._buffers).of(mode, variant)
         q = buffer("q", self.dtype, self.bucket, heads, head_dim)
         rows, out = buffer("rows", "int32", self.bucket, RECORD), buffer("out", self.dtype, self.bucket, heads * head_dim)
-        attention(recorder, rows, q, out, LAYER)
+        attention(recorder, rows)(q, out, LAYER)
         return recorder.plan()
 
     def run(self, rows: Rows, mode: str, variant: str = "", run: Run = run_source) -> Tensor:

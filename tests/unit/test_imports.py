@@ -11,6 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "ouro_build"
+COMMANDS = [
+    "ouro_build.builder.cli", "ouro_build.builder.artifact_cli", "ouro_build.runtime.cli", "ouro_build.runtime.entry",
+]  # fmt: skip
 HEAVY = ["torch", "triton", "transformers", "jinja2"]
 
 
@@ -55,7 +58,7 @@ def test_kernel_declarations_and_launch_rules_need_neither_torch_nor_triton() ->
     assert strangers(loaded, HEAVY) == []
 
 
-@pytest.mark.parametrize("module", ["ouro_build.builder.cli", "ouro_build.builder.artifact_cli", "ouro_build.runtime.cli"])
+@pytest.mark.parametrize("module", COMMANDS)
 def test_commands_start_on_the_base_install(module: str) -> None:
     """With torch, triton and transformers missing, as on a worker, `--help` works."""
     blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'triton', 'transformers')))"
@@ -64,7 +67,7 @@ def test_commands_start_on_the_base_install(module: str) -> None:
     assert "Usage" in done.stdout
 
 
-@pytest.mark.parametrize("module", ["ouro_build.builder.cli", "ouro_build.builder.artifact_cli", "ouro_build.runtime.cli"])
+@pytest.mark.parametrize("module", COMMANDS)
 def test_commands_run_as_modules(module: str) -> None:
     """So that `python -X importtime -m …` times the command, and does not silently do nothing."""
     done = python("-m", module, "--help")

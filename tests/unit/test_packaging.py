@@ -70,6 +70,7 @@ def test_base_install_is_the_workers() -> None:
     base = installed_by(None)
     assert base == {"numpy", "msgspec", "safetensors", "tokenizers", "click", "rich", "jinja2", "cuda-bindings"}
     assert installed_by("reference") == {"torch"}
+    assert installed_by("metrics") == {"prometheus-client"}
     assert installed_by("build") == {"torch", "triton", "transformers"}
     assert installed_by("build") < installed_by("test") < installed_by("dev")
 

@@ -21,7 +21,7 @@ ROOMS = {
     "templates": {"templates"},
 }
 REFERENCE_EXECUTOR = "runtime/reference.py"
-TORCH_BASELINE = "runtime/torch_baseline.py"
+TORCH_BASELINE = "runtime/torch_*.py"
 
 # The worker's and the artifact tools' path needs none of these. The first pattern that fits a file decides.
 HEAVY = {"torch", "triton", "transformers"}

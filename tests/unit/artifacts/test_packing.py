@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from ouro_build.artifacts import weight_stream
+from ouro_build.artifacts.blocks import blocked_shape
 from ouro_build.artifacts.checkpoint import Checkpoint
 from ouro_build.artifacts.convert import convert
 from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.errors import ArtifactError, CheckpointError
 from ouro_build.artifacts.manifest import WeightsRecord
 from ouro_build.artifacts.model import ModelConfig
+from ouro_build.artifacts.packed_file import PackedFile
 from ouro_build.artifacts.packing import (
     ALIGNMENT,
     checkpoint_tensors,
@@ -31,8 +33,8 @@ from ouro_build.artifacts.packing import (
 )
 from ouro_build.artifacts.plan import Pool
 from ouro_build.artifacts.presets import PRESETS
-from ouro_build.artifacts.weight_source import PackedFile
 from ouro_build.artifacts.weight_stream import check_layout, load_packed, write_weights
+from tests.unit.artifacts.blocks import logical
 from tests.unit.artifacts.checkpoints import GOLDEN, golden_model, models, random_tensors, save_checkpoint, small_model
 
 FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
@@ -46,9 +48,8 @@ def filled_pool(source: object, model: ModelConfig, record: WeightsRecord | None
 
 
 def views(pool: NDArray[np.uint8], model: ModelConfig) -> dict[str, NDArray[np.generic]]:
-    return {
-        t.name: pool[t.offset : t.offset + t.bytes].view(DTYPES[t.dtype].storage).reshape(t.shape) for t in weight_layout(model)
-    }
+    """Every packed tensor as the model has it."""
+    return {t.name: logical(t, pool[t.offset : t.offset + t.bytes].view(DTYPES[t.dtype].storage)) for t in weight_layout(model)}
 
 
 @given(models())
@@ -57,7 +58,9 @@ def test_tensors_are_aligned_disjoint_and_leave_only_alignment(model: ModelConfi
     for tensor in weight_layout(model):
         assert tensor.offset % ALIGNMENT == 0
         assert 0 <= tensor.offset - end < ALIGNMENT
-        assert tensor.elements == sum(s.elements for s in tensor.sources) or not tensor.sources
+        elements = math.prod(tensor.matrix or tensor.shape)
+        assert elements == sum(s.elements for s in tensor.sources) or not tensor.sources
+        assert tensor.shape == (blocked_shape(*tensor.matrix) if tensor.matrix else tensor.shape)
         end = tensor.offset + tensor.bytes
     assert 0 <= pool_bytes(model) - end < ALIGNMENT
 
@@ -111,7 +114,7 @@ def test_golden_tensors_lie_where_the_layout_says() -> None:
     np.testing.assert_array_equal(found["inv_freq"], inv_freq(model))
 
 
-@given(models(), st.integers(50, 5000), st.integers(0, 3))
+@given(models(), st.integers(50, 20000), st.integers(0, 3))
 @FOLDER
 def test_packing_and_reading_back(tmp_path: Path, model: ModelConfig, piece: int, seed: int) -> None:
     """Whatever the size of a piece, the written file holds the sources, and reading it gives the same pool again."""

@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ouro_build.artifacts import weight_source
 from ouro_build.artifacts.checkpoint import Checkpoint
 from ouro_build.artifacts.errors import ArtifactError, CheckpointError, UsageError
 from ouro_build.artifacts.manifest import WEIGHTS
+from ouro_build.artifacts.packed_file import PackedFile
 from ouro_build.artifacts.packing import WeightSource, weight_layout
 from ouro_build.artifacts.presets import PRESETS, SHIPPED, find_preset, shipped_folder
 from ouro_build.artifacts.synthetic import Synthetic
-from ouro_build.artifacts.weight_source import PackedFile, open_weights
+from ouro_build.artifacts.weight_source import open_weights
 from ouro_build.artifacts.weight_stream import load_packed, write_weights
 from tests.unit.artifacts.checkpoints import GOLDEN, golden_model, small_model
 
@@ -76,8 +78,12 @@ def test_open_weights_refuses(tmp_path: Path, packed_file: Path) -> None:
         open_weights("x" * 5000, TINY.model)
     with pytest.raises(CheckpointError, match=r"neither model.safetensors nor"):
         open_weights(str(GOLDEN), TINY.model)
-    with pytest.raises(CheckpointError, match=r"embedding: bfloat16 .512, 64. at 256; for this model float32 .512, 64. at 256"):
+    with pytest.raises(CheckpointError, match=r"embedding: bfloat16 .32, 2, 16, 32. at 256; for this model float32 .32, 2,"):
         open_weights(str(packed_file), TINY.with_dtype("float32"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weight_source, "LAYOUT", "later/1")
+        with pytest.raises(CheckpointError, match=r"packed as 'blocks_16x32/1', this software reads 'later/1'"):
+            open_weights(str(packed_file), TINY.model)
     with pytest.raises(CheckpointError, match=r"layout is None"):
         open_weights(str(GOLDEN / "mha-fp32" / "model.safetensors"), golden_model("mha-fp32"))
 

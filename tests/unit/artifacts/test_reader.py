@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from ouro_build.artifacts import writer
 from ouro_build.artifacts.columns import GraphEntry, GraphStep, decode
 from ouro_build.artifacts.errors import ArtifactError, UsageError, VersionError
+from ouro_build.artifacts.manifest import decode_manifest, encode_manifest, sealed
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import open_artifact
-from tests.artifact_maker import ORACLE, PLANS, make_artifact
+from tests.artifact_maker import ORACLE, PLANS, TOKENIZER, make_artifact
 
 TOKEN = ProgramKey("token", 1)
 
@@ -56,7 +58,7 @@ def test_reads_back_what_was_written(sound: Path, verify: str) -> None:
         assert decode(index, columns) == PLANS
         assert artifact.read(target.images[0].path).startswith(b"\x7fELF images/" + target.part.arch.encode())
     assert artifact.oracle() == ORACLE
-    assert artifact.tokenizer() == b"{}"
+    assert artifact.tokenizer() == TOKENIZER
     assert artifact.observed_path == artifact.path.parent / "tiny.ouro.observed"
 
 
@@ -109,6 +111,17 @@ def test_any_flipped_bit_is_refused(scratch: Path, data: st.DataObject) -> None:
         file.write_bytes(kept)
     assert file.name in str(caught.value)
     assert isinstance(caught.value, ArtifactError) or b'"format":"1.0"' not in raw
+
+
+def test_weights_packed_in_another_order_are_refused_by_its_name(copy: Path) -> None:
+    manifest = decode_manifest((copy / "manifest.json").read_bytes())
+    weights = msgspec.structs.replace(manifest.weights, layout="row_major/1")
+    (copy / "manifest.json").write_bytes(encode_manifest(sealed(msgspec.structs.replace(manifest, weights=weights))))
+    with pytest.raises(
+        VersionError, match=r"packed as 'row_major/1', this software reads 'blocks_16x32/1'\nBuild the"
+    ) as caught:
+        open_artifact(copy)
+    assert caught.value.where == "manifest.json: weights.layout"
 
 
 def test_every_byte_of_the_manifest_counts(copy: Path) -> None:

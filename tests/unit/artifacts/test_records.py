@@ -1,7 +1,17 @@
+import re
 from typing import Any
 
 import pytest
 
+from ouro_build.artifacts.bench_records import (
+    FirstRequest,
+    HostTime,
+    Latency,
+    PhaseSummary,
+    ServeBenchRecord,
+    ServeLine,
+    StartupBenchRecord,
+)
 from ouro_build.artifacts.errors import ArtifactError
 from ouro_build.artifacts.records import (
     BaselineLine,
@@ -11,6 +21,7 @@ from ouro_build.artifacts.records import (
     CoverageRecord,
     DeviceRecord,
     FallbackCount,
+    GraphSize,
     KeyCount,
     MassHistogram,
     ObservedKey,
@@ -20,6 +31,7 @@ from ouro_build.artifacts.records import (
     SparseBenchRecord,
     SparseLine,
     StartupRecord,
+    StepCount,
     decode_record,
     encode_record,
 )
@@ -33,6 +45,11 @@ COVERAGE = CoverageRecord(
     fallbacks=(
         FallbackCount(reason=Reason.BUCKET_MISS, program="recurrent", mode="dense", rows=6, path="split", count=1),
         FallbackCount(reason=Reason.NO_DEVICE, program="recurrent", mode="dense", rows=2, path="reference", count=1),
+    ),
+    steps=(StepCount(mode="dense", rows=2, loops=1, count=2), StepCount(mode="dense", rows=6, loops=1, count=1)),
+    graphs=(
+        GraphSize(program="coda", nodes=3, **KEY),
+        GraphSize(program="recurrent", nodes=20, **KEY),
     ),
     retained_mass=MassHistogram(values=6, mean=0.5, least=0.25, counts=(1, 2, 3), bytes=24, seconds=0.001),
 )
@@ -89,7 +106,48 @@ SPARSE = SparseBenchRecord(
     ),
     notes=(),
 )  # fmt: skip
-RECORDS = (COVERAGE, STARTUP, OBSERVED, BENCH, SPARSE)
+LATENCY = Latency(mean=2.0, p50=1.5, p95=3.0, p99=4.0, max=4.5)
+BENCH_STARTUP = StartupBenchRecord(
+    identity="0" * 64,
+    executor="graph",
+    device=OBSERVED.device,
+    verify="full",
+    prompt_tokens=16,
+    avg_cold_startup_time=0.5,
+    cold_startup_times=(0.5,),
+    cold_startup_percentiles={"50": 0.5},
+    avg_warm_startup_time=0.25,
+    warm_startup_times=(0.25,),
+    warm_startup_percentiles={"50": 0.25},
+    cold_by="fadvise",
+    cold_resident=0.0,
+    accounted=0.995,
+    graphs=41,
+    nodes=2187,
+    graphs_ms=20.5,
+    node_us=9.5,
+    phases=(PhaseSummary(name="open", parent="", beside=False, start_s=0.1, seconds=0.2, bytes=12, rate=60.0),),
+    first_requests=(FirstRequest(program="decode", rows=1, first_ms=5.0, hundredth_ms=4.0, median_ms=4.0),),
+    cold=(STARTUP,),
+    warm=(STARTUP,),
+    baseline=(),
+    notes=(),
+)
+BENCH_SERVE = ServeBenchRecord(
+    identity="0" * 64,
+    executor="graph",
+    device=OBSERVED.device,
+    seed=0,
+    lines=(
+        ServeLine(
+            concurrency=8, requests=16, input=1024, output=128, seconds=2.0, output_tokens_s=1024.0, total_tokens_s=9216.0,
+            requests_s=8.0, ttft_ms=LATENCY, itl_ms=LATENCY, steps=286,
+            host=HostTime(submit_us=500.0, wait_us=9.5, other_us=1.5), share=1.0, padded_share=0.0, coverage=COVERAGE,
+        ),
+    ),
+    notes=(),
+)  # fmt: skip
+RECORDS = (COVERAGE, STARTUP, OBSERVED, BENCH, SPARSE, BENCH_STARTUP, BENCH_SERVE)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.schema)
@@ -101,12 +159,14 @@ def test_round_trip(record: CoverageRecord) -> None:
 def test_strict(record: CoverageRecord) -> None:
     raw = encode_record(record)
     for damaged in (
-        raw.replace(b"/1", b"/2", 1),
+        raw.replace(b"/", b"/9", 1),
         raw.replace(b'{"schema"', b'{"more":1,"schema"', 1),
         raw[:-3],
+        raw.replace(b"[", b"\xff", 1),
         b"[]",
+        b"",
     ):
-        with pytest.raises(ArtifactError, match="f: not a record of this kind"):
+        with pytest.raises(ArtifactError, match=f"f: not a record of this kind.*\n.*{record.schema}"):
             decode_record(damaged, type(record), "f")
 
 
@@ -115,9 +175,34 @@ def test_reasons_are_closed() -> None:
         decode_record(encode_record(COVERAGE).replace(b"bucket_miss", b"bad_luck"), CoverageRecord, "f")
 
 
+def test_a_first_request_beside_the_hundredth() -> None:
+    assert BENCH_STARTUP.first_requests[0].excess == pytest.approx(0.25)
+
+
+def test_start_up_by_its_parts() -> None:
+    def phase(name: str, parent: str, seconds: float, beside: bool = False) -> PhaseRecord:
+        return PhaseRecord(name=name, parent=parent, start_s=0.0, seconds=seconds, bytes=0, beside=beside)
+
+    phases = (phase("load", "", 0.75), phase("a", "load", 0.25), phase("graphs", "load", 0.375), phase("b", "load", 0.5, True))
+    record = StartupRecord(wall_s=1.0, phases=(*phases, phase("first token", "", 0.125)), graphs=2, nodes=1000)
+    assert record.accounted == 0.25 + 0.375 + 0.125
+    assert record.node_us == pytest.approx(375)
+    assert STARTUP.node_us is None
+    assert STARTUP.phases[0].rate == pytest.approx(60)
+
+
 def test_shares() -> None:
     # 8 live rows were in replays, 6 of them in split ones; 2 more ran by the reference.
     assert COVERAGE.share == pytest.approx(2 / 10)
     assert COVERAGE.padded_share == pytest.approx(4 / 12)
-    nothing = CoverageRecord(keys=(), fallbacks=())
-    assert (nothing.share, nothing.padded_share) == (0, 0)
+    assert COVERAGE.replays_a_step == 1
+    assert COVERAGE.buckets == (4,)
+    nothing = CoverageRecord(keys=(), fallbacks=(), steps=(), graphs=())
+    assert (nothing.share, nothing.padded_share, nothing.replays_a_step) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("field", "value"), [("replays", -1), ("live_rows", 1 << 53), ("bucket", 0), ("rows", 1 << 30)])
+def test_numbers_that_no_worker_counts_are_refused(field: str, value: int) -> None:
+    raw = re.sub(rf'"{field}":\d+', f'"{field}":{value}', encode_record(COVERAGE).decode())
+    with pytest.raises(ArtifactError, match=f"Expected `int`.*{field}"):
+        decode_record(raw.encode(), CoverageRecord, "f")

@@ -11,7 +11,7 @@ from ouro_build.artifacts.records import encode_record
 from ouro_build.artifacts.schema import NAMES, encode_schema, published, schema, write_schemas
 from ouro_build.artifacts.writer import encode_plan_index
 from tests.artifact_maker import ORACLE, encoded_plans, make_artifact
-from tests.unit.artifacts.test_records import BENCH, COVERAGE, OBSERVED, SPARSE, STARTUP
+from tests.unit.artifacts.test_records import BENCH, BENCH_SERVE, BENCH_STARTUP, COVERAGE, OBSERVED, SPARSE, STARTUP
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,8 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         "observed": encode_record(OBSERVED),
         "bench": encode_record(BENCH),
         "bench_sparse": encode_record(SPARSE),
+        "bench_startup": encode_record(BENCH_STARTUP),
+        "bench_serve": encode_record(BENCH_SERVE),
     }
 
 

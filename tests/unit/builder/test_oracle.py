@@ -19,6 +19,7 @@ from ouro_build.runtime.engine import Request
 from ouro_build.runtime.selftest import clear_margin
 from tests.dense_model import DenseModel
 from tests.reference_worker import GOLDEN, reference_worker
+from tests.unit.artifacts.blocks import logical
 
 BFLOAT16 = str(GOLDEN / "mha-bf16")
 H200 = find_part("h200")
@@ -42,7 +43,7 @@ def dense(source: Source) -> DenseModel:
     weights = {}
     for tensor in weight_layout(wide):
         values = (
-            np.asarray(WidenedWeights(source.weights, source.model).read(tensor, 0, tensor.elements))
+            logical(tensor, WidenedWeights(source.weights, source.model).read(tensor, 0, tensor.elements)).reshape(-1)
             if tensor.sources
             else None
         )

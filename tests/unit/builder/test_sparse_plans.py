@@ -54,7 +54,9 @@ def test_what_each_mode_launches() -> None:
     assert dense["attention_decode"] == dense["attention_merge"] == layers
     retained = Counter(attention_retained=layers, retained_merge=layers)
     full = Counter(attention_capture=layers, attention_merge=layers, attention_select=layers)
-    rest = dense - Counter(attention_decode=layers, attention_merge=layers)
+    rest = dense - Counter(attention_decode=layers, attention_merge=layers, split_contexts=1)
+    assert dense["split_contexts"] == 1
+    full += Counter(split_contexts=1)
     assert capture == rest + full + retained
     assert consume == rest + retained, "a consuming row does no dense work"
     assert kernels(planned(), "mixed") == rest + full + retained + Counter(route_rows=1)

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from ouro_build import kernels
+from ouro_build.artifacts.blocks import BLOCK_COLUMNS, BLOCK_ROWS
 from ouro_build.artifacts.geometry import SPARSE_MODES, Geometry
 from ouro_build.artifacts.model import ModelConfig
+from ouro_build.artifacts.packing import weight_buffers
 from ouro_build.artifacts.parts import find_part
-from ouro_build.artifacts.plan import Buffer, Launch, Pool
+from ouro_build.artifacts.plan import Buffer, Launch
 from ouro_build.builder.buffers import make_buffers
 from ouro_build.builder.programs import Programs
 from ouro_build.kernels import registry
@@ -28,23 +30,17 @@ GEOMETRY = Geometry(
 )  # fmt: skip
 
 
-def weights() -> dict[str, Buffer]:
-    """Every packed weight of MODEL."""
-    h, f, d = MODEL.hidden_size, MODEL.intermediate_size, MODEL.dtype
-    layer = {"input_norm": (h,), "input_norm_2": (h,), "post_norm": (h,), "post_norm_2": (h,), "qkv": (MODEL.qkv_size, h),
-             "o": (h, MODEL.query_size), "gate_up": (2 * f, h), "down": (h, f)}  # fmt: skip
-    shapes = {f"layers.{i}.{name}": shape for i in range(MODEL.layers) for name, shape in layer.items()}
-    vocabulary = {"embedding": (MODEL.vocab_size, h), "lm_head": (MODEL.vocab_size, h)}
-    shapes |= vocabulary | {"norm": (h,), "gate": (1, h), "gate_bias": (1,)}
-    made = {name: Buffer(name, Pool.WEIGHTS, d, shape) for name, shape in shapes.items()}
-    return made | {"inv_freq": Buffer("inv_freq", Pool.WEIGHTS, "float32", (MODEL.head_dim // 2,))}
+@cache
+def recorded() -> tuple[Launch, ...]:
+    """Every launch of the programs."""
+    programs = Programs(MODEL, GEOMETRY, find_part("h200"), make_buffers(MODEL, GEOMETRY, weight_buffers(MODEL)))
+    return tuple(launch for plan in programs.record() for launch in plan.launches)
 
 
 @cache
 def launches() -> dict[str, Launch]:
     """A launch of every kernel that the programs use."""
-    programs = Programs(MODEL, GEOMETRY, find_part("h200"), make_buffers(MODEL, GEOMETRY, weights()))
-    return {launch.specialization.kernel: launch for plan in programs.record() for launch in plan.launches}
+    return {launch.specialization.kernel: launch for launch in recorded()}
 
 
 def source_parameters(name: str) -> list[str]:
@@ -90,3 +86,20 @@ def test_reference_takes_what_launches_have(name: str) -> None:
     assert set(registry.kernel(name).writes) <= set(parameters)
     buffers = {argument for argument, _ in launches()[name].buffers()}
     assert set(registry.kernel(name).writes) <= buffers
+
+
+def test_kernels_know_the_size_of_the_matrix_that_is_stored() -> None:
+    """A matrix's buffer has the shape of its blocks: the launch rules take its size from other buffers."""
+    seen = set()
+    for launch in recorded():
+        constants, weight = dict(launch.specialization.constants), launch.named().get("weight")
+        if not isinstance(weight, Buffer) or len(weight.shape) != 4:
+            continue
+        seen.add(launch.specialization.kernel)
+        size = constants["SIZE" if launch.specialization.kernel == "embedding" else "K"]
+        assert isinstance(size, int)
+        assert weight.sizes[1:] == (-(-size // BLOCK_COLUMNS), BLOCK_ROWS, BLOCK_COLUMNS)
+        if "N" in constants:
+            assert isinstance(constants["N"], int)
+            assert weight.sizes[0] == -(-constants["N"] // BLOCK_ROWS)
+    assert seen == {"embedding", "linear_few", "linear_many", "linear_rope", "linear_silu"}

@@ -19,6 +19,9 @@ from typing import Any
 
 import cuda.bindings.driver as real
 import numpy as np
+import pytest
+
+from ouro_build.artifacts.reader import Artifact
 
 _MAGIC = b"FAKE CUBIN "
 _DEFAULT_SHARED = 48 << 10
@@ -27,6 +30,17 @@ _DEFAULT_SHARED = 48 << 10
 def cubin(function: str, parameters: tuple[tuple[int, int], ...]) -> bytes:
     """An image that the fake loads: one kernel with (offset, size) parameters."""
     return _MAGIC + json.dumps({"function": function, "parameters": parameters}).encode()
+
+
+def fake_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every artifact have images that the fake loads."""
+    read = Artifact.read
+
+    def image(self: Artifact, path: str) -> bytes:
+        records = (r for target in self.manifest.targets for r in target.images if r.path == path)
+        return next((cubin(r.function, r.parameters) for r in records), None) or read(self, path)
+
+    monkeypatch.setattr(Artifact, "read", image)
 
 
 class Fault(Exception):
@@ -86,6 +100,7 @@ class FakeDriver:
     def __init__(self, *, bindings: int = 13, devices: int = 1, memory: int = 1 << 30, register: bool = True) -> None:
         self.lock = threading.RLock()
         self.devices, self.memory, self.register = devices, memory, register
+        self.owner = 0  # the device that all memory says it is on
         self.taken = 0  # bytes of device memory that something else than `allocations` holds
         self.calls: Counter[str] = Counter()
         self.executed: list[Node] = []
@@ -239,6 +254,18 @@ class FakeDriver:
         address, self._next_address = self._next_address, self._next_address + -(-size // 512) * 512 + 512
         self.allocations[address] = np.full(size, 0xA5, np.uint8)
         return real.CUdeviceptr(address)
+
+    @function(1)
+    def cuPointerGetAttribute(self, attribute: Any, address: int) -> int:
+        self.view(int(address), 1)
+        kinds = real.CUpointer_attribute
+        answers = {kinds.CU_POINTER_ATTRIBUTE_MEMORY_TYPE: 2, kinds.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: self.owner}
+        return answers[attribute]
+
+    @function()
+    def cuCtxSynchronize(self) -> None:
+        for stream in [o for o in self.objects.values() if isinstance(o, Stream)]:
+            stream.run(None)
 
     @function()
     def cuMemFree(self, address: Any) -> None:

@@ -44,7 +44,9 @@ def test_the_stored_plans_stay_and_images_are_shared() -> None:
         kernels = [launch.specialization.kernel for launch in plan.launches]
         assert kernels[0] == "resolve"
         assert not {k for k in kernels[1:] if k.startswith(("linear", "rms", "residual", "exit", "silu", "rope"))}
-        assert (len(kernels) - 1) % worker().steps.model.layers == (plan.key.mode == "mixed")
+        once = {"consume": [], "mixed": ["route_rows", "split_contexts"]}.get(plan.key.mode, ["split_contexts"])
+        assert kernels[1 : 1 + len(once)] == once
+        assert (len(kernels) - 1 - len(once)) % worker().steps.model.layers == 0
         assert [launch.after for launch in plan.launches[1:]] == [
             ((at, Edge.PROGRAMMATIC if launch.specialization.options.programmatic else Edge.FULL),)
             for at, launch in enumerate(plan.launches[1:])

@@ -24,6 +24,7 @@ from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.torch_baseline import TorchDecoder, random_weights
 from tests.artifact_maker import base_manifest, weights_record
 from tests.reference_worker import GOLDEN, ReferenceWorker, reference_worker
+from tests.unit.artifacts.blocks import logical
 
 
 def manifest_of(model: ModelConfig) -> Manifest:
@@ -48,7 +49,8 @@ def test_bytes_of_a_step_of_the_large_model(rows: int, context: int, gigabytes: 
 def test_bytes_of_a_step_by_hand(tied: bool) -> None:
     model = msgspec.structs.replace(PRESETS["tiny"].model, tied_embeddings=tied, dtype="bfloat16")
     h, f, q, kv = model.hidden_size, model.intermediate_size, model.query_size, model.kv_size
-    layer = h * (q + 2 * kv) + q * h + 3 * h * f + 4 * h
+    padded = -(-f // 32) * 32  # columns are stored in blocks of 32; here all else is whole blocks
+    layer = h * (q + 2 * kv) + q * h + 2 * h * f + h * padded + 4 * h
     elements = model.loops * (model.layers * layer + 2 * h + 1) + model.vocab_size * h
     elements += 3 * 40 * 2 * model.loops * model.layers * kv
     assert step_bytes(manifest_of(model), 3, 40) == 2 * elements
@@ -121,9 +123,9 @@ def test_the_step_is_right_and_that_of_torch_is_the_same(rows: int, context: int
     assert again is not None
     assert np.array_equal(again, sampled.logits)
 
-    raw = torch.from_numpy(memory.arena(Pool.WEIGHTS))
+    raw = memory.arena(Pool.WEIGHTS)
     weights = {
-        t.name: raw[t.offset : t.offset + t.bytes].view(getattr(torch, t.dtype)).view(t.shape) for t in weight_layout(model)
+        t.name: torch.from_numpy(logical(t, raw[t.offset : t.offset + t.bytes].view(np.float32))) for t in weight_layout(model)
     }
     cache = torch.full((2, model.planes, rows, model.kv_heads, context, model.head_dim * 4), 0x3C, dtype=torch.uint8)
     given = np.random.default_rng(1).integers(model.vocab_size, size=rows)
@@ -183,6 +185,6 @@ def test_random_weights_have_the_packings_shapes() -> None:
     model = PRESETS["tiny"].model
     made = random_weights(model, "cpu")
     assert {n: (tuple(t.shape), str(t.dtype)) for n, t in made.items()} == {
-        t.name: (t.shape, f"torch.{t.dtype}") for t in weight_layout(model)
+        t.name: (t.matrix or t.shape, f"torch.{t.dtype}") for t in weight_layout(model)
     }
     assert all(bool(t.isfinite().all()) for t in made.values())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ouro_build.artifacts.errors import DeviceError
 from ouro_build.artifacts.plan import Pool
-from ouro_build.runtime.device_memory import DeviceMemory
+from ouro_build.runtime.device_memory import BANK, BANKS, DeviceMemory
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.memory import ALIGNMENT, HostMemory
 from tests.unit.runtime.fake_driver import FakeDriver
@@ -16,8 +16,8 @@ from tests.unit.runtime.fake_driver import FakeDriver
 SIZES = {Pool.WEIGHTS: 1000, Pool.KV: 300, Pool.STATE: 0}
 
 
-def opened(api: FakeDriver, **staging: int) -> DeviceMemory:
-    return DeviceMemory(open_driver(0, api), SIZES, **staging)
+def opened(api: FakeDriver, bank: int = BANK, banks: int = BANKS) -> DeviceMemory:
+    return DeviceMemory(open_driver(0, api), SIZES, bank=bank, banks=banks)
 
 
 def test_pools_are_allocated_once_and_given_back() -> None:

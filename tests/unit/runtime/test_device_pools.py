@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +19,7 @@ from ouro_build.artifacts.reader import Artifact, open_artifact
 from ouro_build.runtime.device_pools import open_device_pools
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import ExecutorName
+from ouro_build.runtime.loading import Loading
 from ouro_build.runtime.paths import WorkerPath
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.startup import StartupClock
@@ -34,9 +37,15 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return open_artifact(path)
 
 
-def opened(artifact: Artifact, api: FakeDriver, executor: ExecutorName = "graph") -> Pools:
+def opened(
+    artifact: Artifact,
+    api: FakeDriver,
+    executor: ExecutorName = "graph",
+    loading: Loading = Loading(),  # noqa: B008 - it is frozen
+    clock: StartupClock | None = None,
+) -> Pools:
     path = WorkerPath(artifact.manifest.targets[0], True, executor, None, KV_BLOCKS, ())
-    return open_device_pools(artifact, path, None, StartupClock(0.0), open_driver(0, api))
+    return open_device_pools(artifact, path, loading, clock or StartupClock(0.0), open_driver(0, api))
 
 
 def test_graphs_and_launches_over_the_artifacts_weights(artifact: Artifact) -> None:
@@ -148,6 +157,37 @@ def test_damage_that_shows_only_now_leaves_nothing_either(artifact: Artifact) ->
     with pytest.raises(ArtifactError, match="no such file"):
         opened(damaged, api)
     assert api.live() == {}
+
+
+def test_a_damaged_chunk_is_refused_though_all_else_is_ready(artifact: Artifact, tmp_path: Path) -> None:
+    copy = tmp_path / "a.ouro"
+    shutil.copytree(artifact.path, copy)
+    weights = copy / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    api = FakeDriver()
+    damaged = Artifact(copy, artifact.manifest, artifact.identity)
+    with pytest.raises(ArtifactError, match=rf"{weights}: chunk 0 \(bytes 0 … {len(content)}\) is damaged") as raised:
+        opened(damaged, api)
+    assert raised.value.exit_code == 4
+    assert api.calls["cuGraphInstantiate"] == 2, "graphs are restored meanwhile"
+    assert api.live() == {}
+    pools = opened(damaged, api, loading=Loading(verify="fast"))
+    pools.close()
+    assert api.live() == {}
+
+
+def test_the_record_counts_graphs_and_their_nodes(artifact: Artifact) -> None:
+    clock = StartupClock(0.0)
+    opened(artifact, FakeDriver(), clock=clock).close()
+    record = clock.record()
+    assert (record.graphs, record.nodes) == (2, 3)
+    assert record.node_us is not None
+    moved = {p.name: p.bytes for p in record.phases if p.bytes}
+    total = artifact.manifest.weights.bytes
+    assert moved["weights"] == moved["copy weights"] == moved["lock pages"] == total
+    assert moved["check weights"] == artifact.manifest.weights.file.bytes
 
 
 def test_nothing_is_allocated_after_the_worker_is_ready(artifact: Artifact) -> None:

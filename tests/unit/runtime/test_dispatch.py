@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ouro_build.artifacts.errors import RequestError
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.records import FallbackCount, KeyCount, Reason
 from ouro_build.runtime.coverage import CoverageCounter
-from ouro_build.runtime.dispatch import Dispatcher
+from ouro_build.runtime.dispatch import Dispatcher, padded_to, replays_of
 from ouro_build.runtime.executor import ExecutorName
 
 GRAPH, BARE = ProgramKey("recurrent", 4), ProgramKey("recurrent", 8)
@@ -33,6 +35,21 @@ class Only:
 
 def fallback(reason: Reason, rows: int, path: str, mode: str = "dense") -> FallbackCount:
     return FallbackCount(reason=reason, program="recurrent", mode=mode, rows=rows, path=path, count=1)
+
+
+@given(st.integers(0, 200), st.lists(st.integers(1, 64), min_size=1, max_size=6, unique=True).map(sorted))
+def test_a_batch_is_padded_or_split_into_as_few_replays_as_there_can_be(rows: int, buckets: list[int]) -> None:
+    replays = replays_of(rows, buckets)
+    assert sum(r.rows * r.times for r in replays) == rows
+    assert sum(r.times for r in replays) == -(-rows // buckets[-1])
+    for replay in replays:
+        assert replay.bucket == padded_to(replay.rows, buckets) == min(b for b in buckets if b >= replay.rows)
+
+
+def test_no_bucket_holds_more_than_the_largest() -> None:
+    assert padded_to(5, (1, 4)) is None
+    assert replays_of(9, (1, 4)) == ((4, 4, 2), (1, 1, 1))
+    assert replays_of(0, (1, 4)) == ()
 
 
 def test_the_first_executor_that_has_the_plan_runs_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,8 @@ from ouro_build.artifacts.errors import DeviceError, RequestError
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.records import Reason
 from ouro_build.runtime.blocks import BlockPool
-from ouro_build.runtime.engine import Request
+from ouro_build.runtime.engine import Engine, Request
+from ouro_build.runtime.step import Sampled, Submitted
 from tests.dense_model import DenseModel
 from tests.reference_worker import GOLDEN, ReferenceWorker, reference_worker
 
@@ -163,7 +165,7 @@ def test_a_device_error_loses_every_request_and_says_so(monkeypatch: pytest.Monk
     def fail(rows: object, **_: object) -> None:
         raise DeviceError("an illegal address was met", where=str(ProgramKey("recurrent", 4)))
 
-    monkeypatch.setattr(worker().steps, "decode", fail)
+    monkeypatch.setattr(worker().steps, "submit_decode", fail)
     with pytest.raises(DeviceError, match="illegal address was met; 3 requests were lost"):
         engine.run()
     assert all(r.finish_reason is None for r in requests)
@@ -183,3 +185,75 @@ def test_blocks_are_never_handed_out_twice(wanted: list[int]) -> None:
             held.append(pool.take(count))
         taken = [b for blocks in held for b in blocks]
         assert len(set(taken)) == len(taken) == 8 - pool.free
+
+
+def test_a_step_is_submitted_before_the_last_ones_tokens_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, seen = worker().steps, list[tuple[str, int]]()
+
+    def watched(submitted: Submitted, number: int) -> Submitted:
+        result = submitted.result
+
+        def noted() -> Sampled:
+            seen.append(("read", number))
+            return result()
+
+        monkeypatch.setattr(submitted, "result", noted)
+        return submitted
+
+    def watch(name: str) -> None:
+        submit = getattr(steps, name)
+
+        def noted(*args: object, **options: object) -> Submitted:
+            number = sum(kind == "submit" for kind, _ in seen)
+            seen.append(("submit", number))
+            return watched(submit(*args, **options), number)
+
+        monkeypatch.setattr(steps, name, noted)
+
+    watch("submit_prefill")
+    watch("submit_decode")
+    run([Request([1, 2, 3], 4)])
+    assert seen == [
+        ("submit", 0), ("submit", 1), ("read", 0), ("submit", 2), ("read", 1), ("submit", 3), ("read", 2), ("read", 3),
+    ]  # fmt: skip
+
+
+@settings(max_examples=10)
+@given(st.lists(st.tuples(prompts, st.integers(0, 4)), min_size=2, max_size=7), st.integers(1, 3))
+def test_a_request_takes_over_from_one_that_a_stop_token_ended(mix: list[tuple[list[int], int]], at_once: int) -> None:
+    """Its slot and blocks are in use by a step that is under way, whose token is dropped."""
+    requests, wanted = [], []
+    for prompt, at in mix:
+        made = greedy(tuple(prompt), 6)
+        stop = made[at]
+        requests.append(Request(prompt, 6, frozenset([stop])))
+        wanted.append(list(made[: made.index(stop) + 1]))
+    run(requests, max_requests=at_once)
+    assert [r.ids for r in requests] == wanted
+    assert all(r.finish_reason == "stop" and r.blocks == [] for r in requests)
+
+
+def test_prompt_chunks_between_two_decode_steps_can_be_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kinds(chunks: int | None) -> str:
+        seen, steps = "", worker().steps
+        engine = Engine(steps, worker().kv_blocks, 3, chunks=chunks)
+        for request in [Request([1] * 16, 3) for _ in range(3)]:
+            engine.submit(request)
+        prefill, decode = engine._prefill, engine._decode
+
+        def noted(kind: str, work: Callable[[], Any]) -> Callable[[], Any]:
+            def call() -> Any:
+                nonlocal seen
+                seen += kind
+                return work()
+
+            return call
+
+        monkeypatch.setattr(engine, "_prefill", noted("p", prefill))
+        monkeypatch.setattr(engine, "_decode", noted("d", decode))
+        engine.run()
+        assert engine.host.steps == len(seen)
+        return seen
+
+    assert kinds(None) == "pppdd"
+    assert kinds(1) == "pdpdpdd"

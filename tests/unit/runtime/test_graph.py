@@ -1,3 +1,5 @@
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 from ouro_build.artifacts.columns import GraphEntry, GraphStep
 from ouro_build.artifacts.errors import DeviceError, RestoreError
 from ouro_build.artifacts.plan import Edge, Plan, Pool, ProgramKey
-from ouro_build.runtime.graph import GraphExecutor
+from ouro_build.artifacts.records import CoverageRecord, KeyCount
+from ouro_build.runtime.graph import GraphExecutor, restore_order
 from ouro_build.runtime.launch import LaunchExecutor
 from tests.unit.runtime.device_rig import (
     CHAIN,
@@ -233,3 +236,16 @@ def test_graphs_are_not_restored_once_ready() -> None:
         rig.memory.seal()
         with pytest.raises(DeviceError, match="restoring graphs after the worker was ready"):
             executor(rig)
+
+
+def test_graphs_that_were_replayed_most_come_first_then_small_buckets() -> None:
+    keys = [ProgramKey("a", 8), ProgramKey("b", 1), ProgramKey("a", 2), ProgramKey("b", 8)]
+    assert restore_order(keys) == [keys[1], keys[2], keys[0], keys[3]]
+    seen: dict[str, Any] = {"mode": "dense", "variant": "", "live_rows": 0, "padded_rows": 0}
+    counts = (KeyCount(program="b", bucket=8, replays=5, **seen), KeyCount(program="a", bucket=4, replays=9, **seen))
+    assert restore_order(keys, CoverageRecord(keys=counts, fallbacks=(), steps=(), graphs=())) == [
+        keys[3],
+        keys[1],
+        keys[2],
+        keys[0],
+    ]

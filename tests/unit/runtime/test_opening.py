@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 
 from ouro_build.artifacts.errors import ArtifactError, DeviceError, NoDeviceError, OuroError, UsageError
+from ouro_build.artifacts.plan import Pool
 from ouro_build.artifacts.reader import Artifact, Verify, open_artifact
 from ouro_build.runtime import opening, worker
+from ouro_build.runtime.chunk_hashes import ChunkHashes
 from ouro_build.runtime.driver import Driver, open_driver
-from ouro_build.runtime.opening import OpeningDriver
+from ouro_build.runtime.opening import HeldContext, OpeningDriver, hold_context
+from ouro_build.runtime.start import Start
 from ouro_build.runtime.startup import StartupClock
 from tests.artifact_maker import GIB, make_artifact
-from tests.unit.runtime.fake_driver import FakeDriver, cubin
+from tests.unit.runtime.fake_driver import FakeDriver, Pinned, cubin
 
 
 @pytest.fixture
@@ -82,6 +87,120 @@ def test_what_cannot_be_opened_is_raised_where_it_is_waited_for(
     assert api.live() == {}
 
 
+class Library:
+    """libcuda, as far as a context is held with it. `fails` is the function that returns an error."""
+
+    def __init__(self, fails: str) -> None:
+        self.calls: list[str] = []
+        self._fails = fails
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*_: object) -> int:
+            self.calls.append(name)
+            return 100 if name == self._fails else 0
+
+        return call
+
+
+@pytest.mark.parametrize("fails", ["", "cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "library"])
+def test_the_context_is_made_before_the_bindings_are_there(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    library = Library(fails)
+
+    def found(name: str) -> Library:
+        if fails == "library":
+            raise OSError("no such file")
+        assert name == "libcuda.so.1"
+        return library
+
+    monkeypatch.setattr("ctypes.CDLL", found)
+    made = [] if fails == "library" else ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent"]
+    made = made[: made.index(fails) + 1] if fails in made else made
+    given_back = ["cuDevicePrimaryCtxRelease_v2"] if fails in ("", "cuCtxSetCurrent") else []
+    early = given_back if fails else []
+    held: list[list[str]] = []
+    api = FakeDriver()
+    use(monkeypatch, api, lambda: held.append(list(library.calls)))
+    started = OpeningDriver(0, StartupClock(0.0), early=True)
+    started.result()
+    started.close()
+    assert held == [made + early], "all of it before the driver is opened the ordinary way"
+    assert library.calls == made + given_back
+    assert api.live() == {}
+
+
+@pytest.mark.parametrize("fails", ["", "cuMemHostRegister_v2"])
+def test_a_files_pages_are_locked_as_soon_as_there_is_a_context(
+    artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    library = Library(fails)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: library)
+    monkeypatch.setattr(worker, "Steps", lambda *_, **__: None)
+    clock, go = StartupClock(0.0), threading.Event()
+    hashes = ChunkHashes(str(artifact / "weights.safetensors"))
+
+    def held(device: int) -> HeldContext | None:
+        go.wait(10)  # as a context takes longer than beginning to hash
+        return hold_context(device)
+
+    monkeypatch.setattr(opening, "hold_context", held)
+    started = OpeningDriver(0, clock, early=True)
+    started.file = hashes
+    go.set()
+    started.result()
+    (lock,) = [p for p in clock.record().phases if p.name == "lock pages"]
+    assert (lock.beside, lock.bytes) == (True, 0 if fails else hashes.size)
+    address, size = hashes.address, hashes.size
+    if not fails:  # the fake knows them as locked, as the driver would
+        api.objects[address] = Pinned(address, size, None)
+    with worker.load(artifact, start=Start(clock, started, hashes)) as loaded:
+        total = loaded.artifact.manifest.weights.bytes
+        stored = (artifact / "weights.safetensors").read_bytes()[-total:]
+        assert loaded.memory.read(Pool.WEIGHTS, 0, total).tobytes() == stored
+        assert api.calls["cuMemHostRegister"] == bool(fails), "once, by whoever comes first"
+    assert library.calls.count("cuMemHostUnregister") == (not fails)
+    assert hashes.address == 0
+    api.objects.pop(address, None)
+    assert api.live() == {}
+
+
+def test_what_no_worker_took_over_is_given_back_in_order(
+    artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library("")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: library)
+    hashes = ChunkHashes(str(artifact / "weights.safetensors"))
+    go = threading.Event()
+    use(monkeypatch, api, lambda: go.wait(10))
+    started = OpeningDriver(0, StartupClock(0.0), early=True)
+    hashes.unlock = lambda: library.calls.append(f"unlocked with {api.live()}")
+    threading.Timer(0.02, go.set).start()
+    Start(StartupClock(0.0), started, hashes).close()
+    assert library.calls[-1] == "unlocked with {'context': 1}", "after the device was open, before its context goes"
+    assert api.live() == {}
+
+
+def test_the_address_of_a_mapped_file(artifact: Path) -> None:
+    hashes = ChunkHashes(str(artifact / "weights.safetensors"))
+    assert hashes.pages is not None
+    view = np.frombuffer(hashes.pages, np.uint8)
+    assert hashes.address == view.ctypes.data
+    del view
+    hashes.close()
+
+
+def test_a_worker_takes_over_the_device_that_is_opening_if_it_is_the_one(
+    artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "Steps", lambda *_, **__: None)
+    api.devices = 2
+    for device, opened in ((0, 1), (1, 2)):
+        before = api.calls["cuInit"]
+        started = OpeningDriver(0, StartupClock(0.0))
+        worker.load(artifact, device=device, start=Start(StartupClock(0.0), started)).close()
+        assert api.calls["cuInit"] == before + opened
+        assert api.live() == {}
+
+
 def test_a_worker_loads_while_cuda_starts(artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA waits here until the artifact is open."""
     verified = threading.Event()
@@ -112,4 +231,27 @@ def test_a_worker_that_cannot_be_loaded_leaves_no_context(artifact: Path, api: F
     with pytest.raises(ArtifactError, match="buffer coda_batch"):  # its plans are not those of a worker
         worker.load(artifact)
     assert api.calls["cuDevicePrimaryCtxRetain"] == 3
+    assert api.live() == {}
+
+
+def test_weights_that_are_being_hashed_are_taken_over_if_they_are_the_artifacts(
+    artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(worker, "Steps", lambda *_, **__: None)
+    own, other = artifact / "weights.safetensors", tmp_path / "other"
+    other.write_bytes(b"what the manifest knows nothing of")
+    for path, checked in ((own, set()), (other, {"check weights"})):
+        start = Start(StartupClock(0.0), None, ChunkHashes(str(path)))
+        with worker.load(artifact, start=start) as loaded:
+            names = {p.name for p in loaded.startup().phases}
+            assert names & {"check weights"} == checked
+        assert start.hashes is not None
+        assert start.hashes.descriptor == -1
+        assert api.live() == {}
+    damaged = tmp_path / "a.ouro"
+    shutil.copytree(artifact, damaged)
+    content = (damaged / "weights.safetensors").read_bytes()
+    (damaged / "weights.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ArtifactError, match="chunk 0"):
+        worker.load(damaged, start=Start(StartupClock(0.0), None, ChunkHashes(str(damaged / "weights.safetensors"))))
     assert api.live() == {}

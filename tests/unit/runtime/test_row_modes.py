@@ -250,9 +250,81 @@ def test_what_a_failed_step_held_is_free_again(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*_: object, **__: object) -> None:
         raise RequestError("not today")
 
-    monkeypatch.setattr(made.steps, "decode", refuse)
+    monkeypatch.setattr(made.steps, "submit_decode", refuse)
     with pytest.raises(RequestError, match="not today"):
         engine.run()
     assert made.steps.references is not None
     assert made.steps.references.free == 4
     assert not engine.step()
+
+
+def test_what_was_captured_before_a_loop_was_refused_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt's step is under way, and a capture of the next is submitted, when its loop is refused."""
+    made = worker()
+    run = made.steps.run
+
+    def refuse(program: str, rows: int, mode: str = "dense", variant: str = "") -> None:
+        if mode == "consume":
+            raise RequestError("not today")
+        run(program, rows, mode, variant)
+
+    monkeypatch.setattr(made.steps, "run", refuse)
+    engine = made.engine(sparse=True)
+    engine.submit(Request([1, 2, 3], 4))
+    with pytest.raises(RequestError, match="not today"):
+        engine.run()
+    assert made.steps.references is not None
+    assert (made.steps.references.free, made.steps.references.leaving) == (4, 0)
+    assert not engine.step()
+
+
+def test_a_slot_is_anothers_only_after_the_step_under_way_that_reads_it() -> None:
+    """A stop token is seen while the next step is under way: it reads the slot of the request that has ended."""
+    made = reference_worker(
+        "preset:tiny", buckets=(1, 2), prefill_buckets=(16,), max_context=32, max_requests=2,
+        sparse=SparseSpec(ALL, 0.2, reference_slots=1),
+    )  # fmt: skip
+    references = made.steps.references
+    assert references is not None
+    first = Request([1, 2], 8)
+    engine = made.engine(sparse=True)
+    engine.submit(first)
+    engine.run()
+    stop = first.ids[3]
+    wanted = first.ids[: first.ids.index(stop) + 1]
+    requests = [Request([1, 2], 8, frozenset([stop])), Request([1, 2], 8, frozenset([stop]))]
+    engine = made.engine(sparse=True)
+    for request in requests:
+        engine.submit(request)
+    while requests[0].finish_reason is None:
+        engine.step()
+    assert (references.free, references.leaving) == (0, 1)
+    assert engine.step(), "it reads what is under way, and the other request waits meanwhile"
+    assert requests[1].blocks == []
+    assert (references.free, references.leaving) == (1, 0)
+    engine.run()
+    assert [r.ids for r in requests] == [wanted, wanted]
+    assert references.free == 1
+
+
+def test_a_prompt_chunk_that_nobody_reads_frees_nothing() -> None:
+    made = worker()
+    references = made.steps.references
+    assert references is not None
+    made.steps.prefill([RowInput(0, 5, 0, request=0, block=0)], [0])
+    (lease,) = references.bind("a")
+    step = made.steps.submit_decode([sparse(0, lease)])
+    references.retire([lease])
+    made.steps.prefill([RowInput(made.steps.geometry.decode_slots, 5, 0, request=1, block=1)])
+    assert (references.free, references.leaving) == (3, 1)
+    step.result()
+    assert (references.free, references.leaving) == (4, 0)
+
+
+def test_steps_of_several_modes_are_counted_as_sparse() -> None:
+    made = worker()
+    made.coverage.clear()
+    engine = made.engine(sparse=True)
+    engine.submit(Request([1, 2, 3], 3))
+    engine.run()
+    assert [(s.mode, s.rows, s.loops, s.count) for s in made.coverage.record().steps] == [("sparse", 1, LOOPS, 2)]

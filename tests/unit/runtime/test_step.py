@@ -200,3 +200,17 @@ def test_plans_without_the_hosts_buffers_are_refused() -> None:
         for wrong in (lost, small):
             with pytest.raises(ArtifactError, match=f"buffer {name} of shape"):
                 Steps(model, geometry, wrong, worker().memory, Dispatcher((), counter, None, {}), counter)
+
+
+def test_decode_steps_that_ran_are_counted_by_shape_and_prompts_are_not() -> None:
+    worker().coverage.clear()
+    steps = worker().steps
+    steps.prefill([*prompt(0, 4, 9)], [0])
+    for depth in (None, 2, 2):
+        steps.decode([RowInput(0)], depth=depth)
+    steps.decode([RowInput(slot) for slot in range(3)])
+    steps.decode([])
+    with pytest.raises(RequestError, match="no plan"):
+        steps.decode([RowInput(0, mode=Mode.CONSUME)])
+    found = [(s.mode, s.rows, s.loops, s.count) for s in worker().coverage.record().steps]
+    assert found == [("dense", 1, 2, 2), ("dense", 1, 4, 1), ("dense", 3, 4, 1)]

@@ -1,9 +1,12 @@
 import hashlib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
@@ -11,10 +14,13 @@ pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 from ouro_build.artifacts.errors import ArtifactError, DeviceError
 from ouro_build.artifacts.manifest import FileRecord
 from ouro_build.artifacts.plan import Pool
-from ouro_build.runtime import upload
+from ouro_build.runtime import weights_file
+from ouro_build.runtime.chunk_hashes import ChunkHashes
 from ouro_build.runtime.device_memory import DeviceMemory
 from ouro_build.runtime.driver import open_driver
-from ouro_build.runtime.upload import upload_file, upload_pieces
+from ouro_build.runtime.startup import StartupClock
+from ouro_build.runtime.upload import FileUpload, upload_pieces
+from ouro_build.runtime.weights_file import WeightsFile
 from tests.unit.runtime.fake_driver import FakeDriver
 
 CHUNK, DATA, SIZE = 8192, 4096, 100_000
@@ -23,7 +29,7 @@ WAYS = pytest.mark.parametrize("register", [True, False], ids=["mapped", "staged
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "CHUNK", CHUNK)
+    monkeypatch.setattr(weights_file, "CHUNK", CHUNK)
 
 
 @pytest.fixture
@@ -46,6 +52,17 @@ def written(tmp_path: Path, content: bytes) -> Path:
     path = tmp_path / "weights.safetensors"
     path.write_bytes(content)
     return path
+
+
+def upload_file(memory: DeviceMemory, path: Path, data: int, record: FileRecord, check: bool = True) -> int:
+    """The whole way of a file, as a worker takes it."""
+    upload = FileUpload(WeightsFile(path, data, record, check=check), StartupClock(0.0), "")
+    try:
+        upload.lock(memory.driver)
+        upload.copy(memory)
+        return upload.finish()
+    finally:
+        upload.close()
 
 
 @WAYS
@@ -115,9 +132,108 @@ def test_a_file_that_cannot_be_mapped_is_staged(tmp_path: Path, content: bytes, 
         raise OSError("no mapping here")
 
     _, memory = opened(register=True)
-    monkeypatch.setattr("ouro_build.runtime.upload.mmap.mmap", refuse)
+    monkeypatch.setattr("ouro_build.runtime.chunk_hashes.mmap.mmap", refuse)
     assert upload_file(memory, written(tmp_path, content), DATA, record(content)) == SIZE
     assert memory.read(Pool.WEIGHTS, 0, SIZE).tobytes() == content[DATA:]
+
+
+def test_a_damaged_file_that_cannot_be_mapped_is_found_on_the_way(
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError("no mapping here")
+
+    _, memory = opened(register=True)
+    monkeypatch.setattr("ouro_build.runtime.chunk_hashes.mmap.mmap", refuse)
+    with pytest.raises(ArtifactError, match=r"weights.safetensors: chunk 12 \(bytes"):
+        upload_file(memory, written(tmp_path, content[:-1] + b"?"), DATA, record(content))
+
+
+@pytest.mark.parametrize("at", [None, 0, DATA + SIZE - 1])
+def test_a_file_that_was_hashed_before_it_was_known_is_compared(tmp_path: Path, content: bytes, at: int | None) -> None:
+    found = bytearray(content)
+    if at is not None:
+        found[at] ^= 1
+    path = written(tmp_path, bytes(found))
+    hashes = ChunkHashes(str(path), CHUNK)
+    hashes.wait()
+    _, memory = opened(register=True)
+    upload = FileUpload(WeightsFile(path, DATA, record(content), check=True, hashes=hashes), StartupClock(0.0), "")
+    upload.copy(memory)
+    if at is None:
+        assert upload.finish() == SIZE
+    else:
+        with pytest.raises(ArtifactError, match=f"chunk {at // CHUNK} "):
+            upload.finish()
+    upload.close()
+    assert hashes.pages is None
+
+
+@pytest.mark.parametrize(("chunk", "check"), [(CHUNK // 2, True), (CHUNK, False)])
+def test_hashes_of_other_chunks_or_of_none_do_not_count(tmp_path: Path, content: bytes, chunk: int, check: bool) -> None:
+    path = written(tmp_path, content[:-1] + b"?")
+    hashes = ChunkHashes(str(path), chunk, check=check)
+    file = WeightsFile(path, DATA, record(content), check=True, hashes=hashes)
+    with pytest.raises(ArtifactError, match="chunk 12"):
+        file.wait()
+    file.close()
+
+
+@given(st.binary(max_size=300), st.integers(1, 100), st.booleans())
+def test_every_chunk_has_its_digest(content: bytes, chunk: int, check: bool) -> None:
+    with TemporaryDirectory() as folder:
+        path = written(Path(folder), content)
+        hashes = ChunkHashes(str(path), chunk, check=check)
+        parts = [content[at : at + chunk] for at in range(0, len(content), chunk)]
+        assert hashes.wait() == [hashlib.sha256(part).hexdigest() if check else "" for part in parts]
+        hashes.close()
+        hashes.close()
+
+
+def test_chunks_are_those_of_manifests_unless_told_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    hashes = ChunkHashes(str(path), check=False)
+    assert (hashes.chunk, len(hashes.wait())) == (16 << 20, 5)
+    hashes.close()
+    path.write_bytes(b"small")
+    hashes = ChunkHashes(str(path))
+    assert (hashes.chunk, len(hashes.wait())) == (5, 1)
+    hashes.close()
+
+
+def test_chunks_are_checked_before_there_is_a_device(tmp_path: Path, content: bytes) -> None:
+    file = WeightsFile(written(tmp_path, content[:-1] + b"?"), DATA, record(content), check=True)
+    with pytest.raises(ArtifactError, match="chunk 12"):
+        file.wait()
+    file.close()
+
+
+def test_an_unchecked_file_is_taken_as_it_is(tmp_path: Path, content: bytes) -> None:
+    _, memory = opened(register=True)
+    found = content[:-1] + b"?"
+    assert upload_file(memory, written(tmp_path, found), DATA, record(content), check=False) == SIZE
+    assert memory.read(Pool.WEIGHTS, 0, SIZE).tobytes() == found[DATA:]
+
+
+@WAYS
+def test_phases_beside_say_what_was_moved(tmp_path: Path, content: bytes, register: bool) -> None:
+    _, memory = opened(register)
+    clock = StartupClock(0.0)
+    with clock.phase("load"):
+        upload = FileUpload(WeightsFile(written(tmp_path, content), DATA, record(content), check=True), clock, "load")
+        upload.lock(memory.driver)
+        upload.copy(memory)
+        upload.finish()
+    upload.close()
+    found = {p.name: p for p in clock.record().phases if p.beside}
+    assert {(n, p.parent, p.bytes) for n, p in found.items()} == {
+        ("lock pages", "load", SIZE if register else 0),
+        ("copy weights", "load", SIZE),
+        ("release pages", "load", 0),
+    }
+    assert found["copy weights"].rate is not None
 
 
 @WAYS
@@ -152,7 +268,7 @@ def test_a_copy_that_fails_while_it_runs_is_a_device_error(tmp_path: Path, conte
     api, memory = opened(register)
     before = api.live()
     api.fail("cuStreamSynchronize", "CUDA_ERROR_LAUNCH_FAILED")
-    with pytest.raises(DeviceError, match="waiting for the device: CUDA_ERROR_LAUNCH_FAILED"):
+    with pytest.raises(DeviceError, match="copying the weights to the device: CUDA_ERROR_LAUNCH_FAILED"):
         upload_file(memory, written(tmp_path, content), DATA, record(content))
     assert api.live() == before
 

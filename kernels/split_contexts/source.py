@@ -1,0 +1,60 @@
+"""Triton source of `split_contexts`: one program a row, which counts the splits of those before it."""
+
+import triton
+import triton.language as tl
+
+from ouro_build.kernels.dependencies.source import release, wait
+
+
+@triton.jit
+def count_splits(
+    position, live, TILE: tl.constexpr, LEAST: tl.constexpr, LONGEST: tl.constexpr, SHORTEST: tl.constexpr
+):  # fmt: skip
+    """Splits of rows at `position`, 0 where not `live`, and the tiles of each."""
+    tiles = position // TILE + 1
+    wanted = tl.minimum(tl.maximum(tl.cdiv(tiles, LONGEST), LEAST), tl.cdiv(tiles, SHORTEST))
+    each = tl.cdiv(tiles, wanted)
+    return tl.where(live, tl.cdiv(tiles, each), 0), each
+
+
+@triton.jit
+def split_contexts(
+    rows, block_tables, splits, counts, ROWS: tl.constexpr, ROW_TILE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr,
+    LEAST: tl.constexpr, LONGEST: tl.constexpr, SHORTEST: tl.constexpr, BLOCK_SIZE: tl.constexpr, TABLE_WIDTH: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
+    WIDTH: tl.constexpr = 8 + TILE
+    mine = tl.program_id(0)
+    row = tl.arange(0, ROW_TILE)
+    live = tl.load(rows + row * 8, mask=row < ROWS, other=-1) >= 0
+    position = tl.load(rows + row * 8 + 1, mask=live, other=0)
+    every, _ = count_splits(position, live, TILE, LEAST, LONGEST, SHORTEST)
+    start = tl.sum(tl.where(row < mine, every, 0), 0)
+    total = tl.sum(every, 0)
+    tl.store(counts + mine, tl.sum(tl.where(row == mine, every, 0), 0))
+    # Programs share the records after the last.
+    for unused in range(total + mine, ROWS * MOST, ROWS):
+        tl.store(splits + unused * WIDTH, -1)
+    slot = tl.load(rows + mine * 8)
+    if slot >= 0:
+        last = tl.load(rows + mine * 8 + 1)
+        loop = tl.load(rows + mine * 8 + 2)
+        request = tl.load(rows + mine * 8 + 3)
+        count, each = count_splits(last, slot >= 0, TILE, LEAST, LONGEST, SHORTEST)
+        table = block_tables + request.to(tl.int64) * TABLE_WIDTH
+        lane = tl.arange(0, TILE)
+        for index in range(count):
+            record = splits + (start + index) * WIDTH
+            first = index * each * TILE
+            end = tl.minimum(first + each * TILE, last + 1)
+            tl.store(record, mine)
+            tl.store(record + 1, index)
+            tl.store(record + 2, count)
+            tl.store(record + 3, first)
+            tl.store(record + 4, end)
+            tl.store(record + 5, request)
+            tl.store(record + 6, loop)
+            inside = first + lane < end
+            tl.store(record + 8 + lane, tl.load(table + (first + lane) // BLOCK_SIZE, mask=inside, other=0))

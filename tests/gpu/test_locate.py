@@ -1,0 +1,8 @@
+import pytest
+
+from tests.kernel_cases.locate import HALVES, case
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_matches_the_reference(half: int) -> None:
+    case(device="cuda", half=half).check()
