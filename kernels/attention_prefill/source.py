@@ -13,32 +13,51 @@ NONE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
 @triton.jit
+def attend_tiles(
+    query, keys, table, last, start, stop, top, total, acc, block_stride, scale, KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Go on with the tiles of keys from `start` to `stop`; unless MASKED, every row sees all of them."""
+    VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    d = tl.arange(0, HEAD_DIM)
+    for tile in range(start, stop, TILE):
+        lane = tile + tl.arange(0, TILE)
+        inside = (lane < stop)[:, None]
+        block = (
+            tl.load(table + lane // BLOCK_SIZE, mask=lane < stop, other=0) if MASKED else tl.load(table + lane // BLOCK_SIZE)
+        )
+        at = keys + key_offsets(block, lane, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
+        k = tl.load(at, mask=inside, other=0.0) if MASKED else tl.load(at)
+        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        if MASKED:
+            score = tl.where(lane[None, :] <= last[:, None], score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, 1))
+        weight = tl.exp2(score - new_top[:, None])
+        keep = tl.exp2(top - new_top)
+        total = total * keep + tl.sum(weight, 1)
+        v = tl.load(at + VALUES, mask=inside, other=0.0) if MASKED else tl.load(at + VALUES)
+        acc = tl.dot(weight.to(v.dtype), v, acc * keep[:, None], input_precision="ieee")
+        top = new_top
+    return top, total, acc
+
+
+@triton.jit
 def attend(
     query, keys, table, last, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile's rows over one request's keys; `last` is each row's last position, -1 for another's row."""
-    VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
-    d = tl.arange(0, HEAD_DIM)
     end = tl.max(last, 0) + 1
+    seen = (tl.min(last, 0) + 1) // TILE * TILE  # by every row: 0 if one is another's
     top = tl.full((BLOCK_M,), FLOOR, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
-    for start in range(0, end, TILE):
-        lane = start + tl.arange(0, TILE)
-        inside = lane < end
-        block = tl.load(table + lane // BLOCK_SIZE, mask=inside, other=0)
-        at = keys + key_offsets(block, lane, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
-        k = tl.load(at, mask=inside[:, None], other=0.0)
-        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
-        score = tl.where(lane[None, :] <= last[:, None], score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
-        weight = tl.exp2(score - new_top[:, None])
-        keep = tl.exp2(top - new_top)
-        total = total * keep + tl.sum(weight, 1)
-        v = tl.load(at + VALUES, mask=inside[:, None], other=0.0)
-        acc = tl.dot(weight.to(v.dtype), v, acc * keep[:, None], input_precision="ieee")
-        top = new_top
+    top, total, acc = attend_tiles(
+        query, keys, table, last, 0, seen, top, total, acc, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, False
+    )  # fmt: skip
+    top, total, acc = attend_tiles(
+        query, keys, table, last, seen, end, top, total, acc, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, True
+    )  # fmt: skip
     return acc / tl.where(total > 0, total, 1.0)[:, None]
 
 
@@ -51,7 +70,8 @@ def attention_prefill(
 ):  # fmt: skip
     release(PROGRAMMATIC)
     wait(PROGRAMMATIC)
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    # The last rows of a chunk see most keys: they start first.
+    row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M + tl.arange(0, BLOCK_M)
     head = tl.program_id(1)
     record = rows + row * 8
     live = tl.load(record, mask=row < ROWS, other=-1) >= 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ouro_build.artifacts import weight_source
+from ouro_build.artifacts import packed_file as packed_file_source
 from ouro_build.artifacts.checkpoint import Checkpoint
 from ouro_build.artifacts.errors import ArtifactError, CheckpointError, UsageError
 from ouro_build.artifacts.manifest import WEIGHTS
@@ -81,7 +81,7 @@ def test_open_weights_refuses(tmp_path: Path, packed_file: Path) -> None:
     with pytest.raises(CheckpointError, match=r"embedding: bfloat16 .32, 2, 16, 32. at 256; for this model float32 .32, 2,"):
         open_weights(str(packed_file), TINY.with_dtype("float32"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weight_source, "LAYOUT", "later/1")
+        patch.setattr(packed_file_source, "LAYOUT", "later/1")
         with pytest.raises(CheckpointError, match=r"packed as 'blocks_16x32/1', this software reads 'later/1'"):
             open_weights(str(packed_file), TINY.model)
     with pytest.raises(CheckpointError, match=r"layout is None"):
