@@ -226,7 +226,8 @@ class BenchCheck(_Record, frozen=True, kw_only=True):
 
     `executors` ran it in `patterns` arrangements of live rows (one alone: twice), and `bit_equal` says whether all left the
     same bits. `error` is the largest difference from `reference` as a share of the tolerance, at most 1e9; None where that was
-    not compared. `context` is that of a whole `step`, 0 for a program in made-up states. `right`: nothing is amiss.
+    not compared. `context` is that of a whole `step` or the tokens of a whole `prompt`, 0 for a program in made-up states.
+    `right`: nothing is amiss.
     `uniform` is the program `mixed` held against those of single modes, row for row.
     """
 
@@ -271,8 +272,30 @@ class BaselineLine(_Record, frozen=True, kw_only=True):
     graph_ms: float
 
 
+class PromptLine(_Record, frozen=True, kw_only=True):
+    """The prefill of one prompt of `tokens` tokens in `chunks` of up to `bucket` rows: milliseconds, the median of several.
+
+    `flop`: operations of the model's matrices and attention, an addition and a multiplication counted as two.
+    """
+
+    tokens: int
+    bucket: int
+    chunks: int
+    ms: float
+    tokens_s: float
+    flop: int
+    tflop_s: float
+
+
+class PromptBaseline(_Record, frozen=True, kw_only=True):
+    """The prefill of the same prompt in torch, eager, in one piece: milliseconds."""
+
+    tokens: int
+    eager_ms: float
+
+
 class BenchRecord(_Record, frozen=True, kw_only=True):
-    """What `ouro-worker bench decode` saw. There are no `lines` if a check is not right.
+    """What `ouro-worker bench decode` saw. There are no `lines` and no `prompts` if a check is not right.
 
     `device` is None for the host. `unchecked` says why nothing was compared with the reference, empty if it was. `read_tb_s`
     is the rate of reading `read_bytes`, all weights, once: None where it was not measured.
@@ -289,6 +312,8 @@ class BenchRecord(_Record, frozen=True, kw_only=True):
     read_tb_s: float | None
     lines: tuple[BenchLine, ...]
     baseline: tuple[BaselineLine, ...]
+    prompts: tuple[PromptLine, ...] = ()
+    prompt_baseline: tuple[PromptBaseline, ...] = ()
     notes: tuple[str, ...]
 
     @property

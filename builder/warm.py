@@ -62,7 +62,7 @@ def warm(
         values = load_time_values(artifact.manifest.kv, pools.kv_blocks, machine.sm_count)
         reference = ReferenceExecutor(*artifact.plans(target), pools.memory, values, device)
         resources.callback(reference.close)
-        trial = Trial(artifact.manifest, pools, reference)
+        trial = Trial(artifact.manifest, pools, reference, device)
         for done, key in enumerate(keys):
             progress(done, len(keys))
             seen.append(_observe(trial, pools, key))

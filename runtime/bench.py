@@ -15,8 +15,9 @@ from ouro_build.artifacts.manifest import Manifest
 from ouro_build.artifacts.packing import INV_FREQ
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import Artifact
-from ouro_build.artifacts.records import BaselineLine, BenchCheck, BenchLine, BenchRecord
+from ouro_build.artifacts.records import BaselineLine, BenchCheck, BenchLine, BenchRecord, PromptBaseline
 from ouro_build.runtime.baseline import NO_TORCH, check_baseline
+from ouro_build.runtime.bench_prefill import Prompt, check_prompt, make_prompt_line, prompt_bucket, prompt_keys
 from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_seconds
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
@@ -27,6 +28,7 @@ from ouro_build.runtime.paths import NO_CUDA, Choice, WorkerPath, choose_path, t
 from ouro_build.runtime.placing import open_pools
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.scenes import blocks_needed
+from ouro_build.runtime.snapshots import HostSnapshot, Snapshot, TorchSnapshot
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.timing import median_ms
 from ouro_build.runtime.trial import Compared, Trial
@@ -48,10 +50,12 @@ def bench_decode(
     executor: Choice = "auto",
     weights: str | None = None,
     device: int = 0,
+    prompts: Sequence[int] = (),
     baseline: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> BenchRecord:
-    """Check the programs that decode steps of `shapes` run, then time such steps; with `baseline` the same in torch.
+    """Check the programs that decode steps of `shapes` and prompts of `prompts` tokens run, then time those steps and the
+    prefill of those prompts; with `baseline` the same in torch.
 
     The record has no times if a check failed. `say` is told what is being done. Raises UsageError for a shape that the
     artifact or this machine has no room for, MissingExtraError if the baseline lacks torch, FitError if the artifact does not
@@ -63,7 +67,9 @@ def bench_decode(
         check_baseline(bench.path)
     for rows, context in shapes:
         check_shape(artifact.manifest.geometry, rows, context, bench.path.kv_blocks)
-    return bench.run(shapes, baseline, say)
+    for tokens in prompts:
+        check_prompt(artifact.manifest.geometry, tokens, bench.path.kv_blocks)
+    return bench.run(shapes, prompts, baseline, say)
 
 
 def step_bytes(manifest: Manifest, rows: int, context: int) -> int:
@@ -137,14 +143,16 @@ class Bench:
     weights: str | None
     device: int
 
-    def run(self, shapes: Sequence[Shape], baseline: bool, say: Callable[[str], None]) -> BenchRecord:
+    def run(self, shapes: Sequence[Shape], prompts: Sequence[int], baseline: bool, say: Callable[[str], None]) -> BenchRecord:
         """Check, and time what is right."""
-        manifest = self.artifact.manifest
+        manifest, geometry = self.artifact.manifest, self.artifact.manifest.geometry
         say("checking programs in made-up states")
         buckets = sorted({bucket_of(manifest, rows) for rows, _ in shapes})
         keys = [ProgramKey(program, bucket) for bucket in buckets for program in CHECKED]
-        with self.opened(blocks_needed(manifest.geometry, buckets[-1])) as pools:
+        keys = list(dict.fromkeys((*keys, *(prompt_keys(geometry, prompts) if prompts else ()))))
+        with self.opened(blocks_needed(geometry, max(key.bucket for key in keys))) as pools:
             checks, unchecked = self.programs(pools, keys)
+        checks += self._prompts(prompts, say)
         record = BenchRecord(
             identity=self.artifact.identity,
             target=self.path.target.part.name,
@@ -159,10 +167,11 @@ class Bench:
             notes=self.path.notes,
         )
         if record.right:
-            record = self._timed(record, shapes, say)
+            record = self._timed(record, shapes, prompts, say)
         if baseline and record.right:
             say("timing torch")
-            record = msgspec.structs.replace(record, baseline=self._baseline(shapes))
+            steps, whole = self._baseline(shapes, prompts)
+            record = msgspec.structs.replace(record, baseline=steps, prompt_baseline=whole)
         return record
 
     @contextmanager
@@ -177,9 +186,9 @@ class Bench:
             pools.close()
 
     def programs(self, pools: Pools, keys: Sequence[ProgramKey]) -> tuple[tuple[BenchCheck, ...], str]:
-        """Try `keys`; and say why there was no reference to compare with, if so."""
+        """Try `keys`, programs that take nearly all of the time; and say why there was no reference to compare with, if so."""
         reference, unchecked = self._reference(pools)
-        trial = Trial(self.artifact.manifest, pools, reference)
+        trial = Trial(self.artifact.manifest, pools, reference, self.device)
         try:
             found = [(key, trial.compare(key)) for key in keys]
         finally:
@@ -188,11 +197,31 @@ class Bench:
         checks = [check_of(k.program, k.bucket, seen, mode=k.mode, variant=k.variant) for k, seen in found]
         return tuple(checks), unchecked
 
-    def _reference(self, pools: Pools) -> tuple[Executor | None, str]:
+    def _prompts(self, prompts: Sequence[int], say: Callable[[str], None]) -> tuple[BenchCheck, ...]:
+        """Check the prefill of whole prompts over a KV pool that has just room for the longest."""
+        if not prompts:
+            return ()
+        model, geometry = self.artifact.manifest.model, self.artifact.manifest.geometry
+        checks = []
+        with self.opened(blocks_of(geometry, max(prompts))) as pools:
+            snapshot: Snapshot
+            snapshot = HostSnapshot(pools.memory) if self._lacks_torch() else TorchSnapshot(pools.memory, self.device)
+            for tokens in prompts:
+                say(f"checking the prefill of {tokens} tokens")
+                found = Prompt(model, geometry, pools, tokens).compare(snapshot)
+                checks.append(check_of("prompt", prompt_bucket(geometry, tokens), found, context=tokens))
+        return tuple(checks)
+
+    def _lacks_torch(self) -> str:
+        """Why torch cannot work on the pools; empty if it can."""
         if find_spec("torch") is None:
-            return None, NO_TORCH
-        if self.path.on_device and not torch_has_cuda():
-            return None, NO_CUDA
+            return NO_TORCH
+        return NO_CUDA if self.path.on_device and not torch_has_cuda() else ""
+
+    def _reference(self, pools: Pools) -> tuple[Executor | None, str]:
+        lacking = self._lacks_torch()
+        if lacking:
+            return None, lacking
         from ouro_build.runtime.reference import ReferenceExecutor
 
         target = self.path.target
@@ -200,10 +229,12 @@ class Bench:
         values = load_time_values(self.artifact.manifest.kv, pools.kv_blocks, multiprocessors)
         return ReferenceExecutor(*self.artifact.plans(target), pools.memory, values, self.device), ""
 
-    def _timed(self, record: BenchRecord, shapes: Sequence[Shape], say: Callable[[str], None]) -> BenchRecord:
-        """Check whole steps at their contexts, all of them, then time them and the reading of the weights."""
+    def _timed(
+        self, record: BenchRecord, shapes: Sequence[Shape], prompts: Sequence[int], say: Callable[[str], None]
+    ) -> BenchRecord:
+        """Check whole steps at their contexts, all of them, then time them, prompts and the reading of the weights."""
         manifest = self.artifact.manifest
-        blocks = max(rows * blocks_of(manifest.geometry, context) for rows, context in shapes)
+        blocks = max(rows * blocks_of(manifest.geometry, context) for rows, context in [*shapes, *((1, t) for t in prompts)])
         with self.opened(blocks) as pools:
             checks = list(record.checks)
             for rows, context in shapes:
@@ -221,13 +252,20 @@ class Bench:
             for shape in shapes:
                 ms = median_ms(DecodeStep(manifest.model, manifest.geometry, pools, *shape).seconds())
                 lines.append(make_line(manifest, pools.index, shape, ms, rate))
-        return msgspec.structs.replace(record, read_tb_s=rate, lines=tuple(lines))
+            whole = []
+            for tokens in prompts:
+                ms = median_ms(Prompt(manifest.model, manifest.geometry, pools, tokens).seconds())
+                whole.append(make_prompt_line(manifest.model, manifest.geometry, tokens, ms))
+        return msgspec.structs.replace(record, read_tb_s=rate, lines=tuple(lines), prompts=tuple(whole))
 
-    def _baseline(self, shapes: Sequence[Shape]) -> tuple[BaselineLine, ...]:
-        from ouro_build.runtime.torch_baseline import time_decode
+    def _baseline(
+        self, shapes: Sequence[Shape], prompts: Sequence[int]
+    ) -> tuple[tuple[BaselineLine, ...], tuple[PromptBaseline, ...]]:
+        from ouro_build.runtime.torch_baseline import time_decode, time_prefill
 
-        lines = []
+        model, lines = self.artifact.manifest.model, []
         for rows, context in shapes:
-            took = time_decode(self.artifact.manifest.model, rows, context, self.device)
+            took = time_decode(model, rows, context, self.device)
             lines.append(BaselineLine(rows=rows, context=context, eager_ms=took.eager_ms, graph_ms=took.graph_ms))
-        return tuple(lines)
+        whole = [PromptBaseline(tokens=tokens, eager_ms=time_prefill(model, tokens, self.device)) for tokens in prompts]
+        return tuple(lines), tuple(whole)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import click
 
 from ouro_build.artifacts.console import Output
+from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import open_artifact
 from ouro_build.artifacts.records import BenchCheck, BenchRecord, SparseBenchRecord
@@ -21,10 +22,13 @@ from ouro_build.runtime.paths import Choice
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ouro_build.runtime.bench import Shape
+
 _COLUMNS = (
     "rows", "bucket", "context", "ms a step", "GB", "TB/s", "of reading", "launches", "a layer", "tokens/s", "torch eager ms",
     "torch graph ms",
 )  # fmt: skip
+_PREFILL_COLUMNS = ("tokens", "chunks", "ms", "tokens/s", "TFLOP/s", "torch eager ms", "torch tokens/s")
 
 _SPARSE_COLUMNS = (
     "rows", "context", "keys", "attention dense ms", "sparse ms", "ratio", "dense of reading", "step dense ms", "sparse ms",
@@ -44,8 +48,10 @@ bench.add_command(startup_command)
 
 @bench.command("decode")
 @click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--rows", default="1", show_default=True, help="Row counts, e.g. 1,8.")
-@click.option("--context", default="1024", show_default=True, help="Tokens that every row has, one number or several.")
+@click.option("--rows", help="Row counts, e.g. 1,8.  [default: 1]")
+@click.option("--context", help="Tokens that every row has, one number or several: all with all --rows.  [default: 1024]")
+@click.option("--shapes", help="ROWSxCONTEXT of every line instead, e.g. 1x1024,2x14600.")
+@click.option("--prefill", help="Time the prefill of one prompt too, of so many tokens, e.g. 4096.")
 @click.option("--executor", type=click.Choice(("auto", "graph", "launch", "reference")), default="auto", show_default=True,
               help="The path to take.")  # fmt: skip
 @click.option("--weights", help="Where the weights are, if not in the artifact: DIR, FILE or preset:NAME.")
@@ -54,23 +60,27 @@ bench.add_command(startup_command)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def decode_command(
     artifact: Path,
-    rows: str,
-    context: str,
+    rows: str | None,
+    context: str | None,
+    shapes: str | None,
+    prefill: str | None,
     executor: Choice,
     weights: str | None,
     device: int,
     baseline: Literal["torch"] | None,
     as_json: bool,
 ) -> int:
-    """Check the programs of decode steps, then time steps at every given number of rows and context."""
+    """Check the programs of decode steps, then time steps at every given number of rows and context, and prompts."""
     from ouro_build.runtime.bench import bench_decode  # a worker that only runs should not load it
 
-    shapes = list(product(numbers(rows, "--rows"), numbers(context, "--context")))
+    wanted = _shapes(rows, context, shapes)
+    prompts = [] if prefill is None else numbers(prefill, "--prefill")
     out = Output(json=as_json)
     opened = open_artifact(artifact, "all_but_weights")
     record = bench_decode(
-        opened, shapes, executor=executor, weights=weights, device=device, baseline=baseline is not None, say=out.say
-    )
+        opened, wanted, prompts=prompts, executor=executor, weights=weights, device=device, baseline=baseline is not None,
+        say=out.say,
+    )  # fmt: skip
     return _show(out, record, _drawn)
 
 
@@ -123,15 +133,29 @@ def _show(out: Output, record: AnyBench, draw: Callable[[AnyBench], RenderableTy
     return 0 if record.right else 1
 
 
+def _shapes(rows: str | None, context: str | None, shapes: str | None) -> list[Shape]:
+    """The (rows, context) of every line."""
+    if shapes is None:
+        every = numbers("1" if rows is None else rows, "--rows")
+        return list(product(every, numbers("1024" if context is None else context, "--context")))
+    if rows is not None or context is not None:
+        raise UsageError("given beside --rows or --context", where="--shapes", hint="Give one or the other.")
+    try:
+        found = [(int(left), int(right)) for left, _, right in (item.partition("x") for item in shapes.split(","))]
+    except ValueError as error:
+        hint = "Write it like --shapes 1x1024,2x14600"
+        raise UsageError(f"{shapes!r} is not a list of rows and contexts", where="--shapes", hint=hint) from error
+    return list(dict.fromkeys(found))
+
+
 def _drawn_sparse(record: SparseBenchRecord) -> RenderableType:
     """The times, or the checks where one failed."""
     if not record.right:
         return "\n".join(map(_check_text, record.checks))
     from rich.table import Table
 
-    where = record.device.name if record.device else "the host"
     read = "" if record.read_tb_s is None else f", which reads {record.read_bytes / 1e9:.2f} GB at {record.read_tb_s:.3g} TB/s"
-    title = f"sparse over dense by {record.executor} on {where}, {record.key_retention:g} of the keys retained{read}"
+    title = f"sparse over dense by {record.executor} on {_where(record)}, {record.key_retention:g} of the keys retained{read}"
     shown = Table(*_SPARSE_COLUMNS, title=title)
     for line in record.lines:
         mass = "–" if line.mass_ms is None else f"{line.mass_ms:.3f}"
@@ -151,11 +175,16 @@ def _drawn(record: BenchRecord) -> RenderableType:
     """The times, or the checks where one failed."""
     if not record.right:
         return "\n".join(map(_check_text, record.checks))
+    from rich.console import Group
+
+    return Group(_decode_table(record), *([_prefill_table(record)] if record.prompts else []))
+
+
+def _decode_table(record: BenchRecord) -> RenderableType:
     from rich.table import Table
 
-    where = record.device.name if record.device else "the host"
     read = "" if record.read_tb_s is None else f", which reads {record.read_bytes / 1e9:.2f} GB at {record.read_tb_s:.3g} TB/s"
-    shown = Table(*_COLUMNS, title=f"decode by {record.executor} on {where}{read}")
+    shown = Table(*_COLUMNS, title=f"decode by {record.executor} on {_where(record)}{read}")
     torch_times = {(line.rows, line.context): line for line in record.baseline}
     for line in record.lines:
         torch = torch_times.get((line.rows, line.context))
@@ -166,6 +195,25 @@ def _drawn(record: BenchRecord) -> RenderableType:
             f"{line.tokens_s:.0f}", eager, graph,
         )  # fmt: skip
     return shown
+
+
+def _prefill_table(record: BenchRecord) -> RenderableType:
+    from rich.table import Table
+
+    shown = Table(*_PREFILL_COLUMNS, title=f"prefill of one prompt by {record.executor} on {_where(record)}")
+    torch_times = {line.tokens: line.eager_ms for line in record.prompt_baseline}
+    for line in record.prompts:
+        torch = torch_times.get(line.tokens)
+        beside = ("–", "–") if torch is None else (f"{torch:.2f}", f"{line.tokens / torch * 1e3:.0f}")
+        shown.add_row(
+            str(line.tokens), f"{line.chunks} × {line.bucket}", f"{line.ms:.3f}", f"{line.tokens_s:.0f}",
+            f"{line.tflop_s:.3g}", *beside,
+        )  # fmt: skip
+    return shown
+
+
+def _where(record: BenchRecord | SparseBenchRecord) -> str:
+    return record.device.name if record.device else "the host"
 
 
 def _check_text(check: BenchCheck) -> str:

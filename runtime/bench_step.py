@@ -25,7 +25,8 @@ from ouro_build.runtime.trial import Compared
 READ = ProgramKey("read", 1)
 _KV_BYTE = 0x3C
 """Every byte of keys and values: finite in every type, about 0.01."""
-_UNSET = 0xFF
+UNSET = 0xFF
+"""Every byte of state, inputs and outputs that nothing was written to."""
 _PATTERN = 4_194_301
 """Values until varied ones repeat: a prime, so that no two rows, planes or layers have the same at the same place."""
 
@@ -53,16 +54,16 @@ class DecodeStep:
         self._model, self._geometry, self._pools = model, geometry, pools
         self.rows, self.context = rows, context
         self._sparse, self._retained_mass = sparse, retained_mass
-        self._buffers = {b.name: b for b in pools.index.buffers}
         memory = pools.memory
         if varied:
             vary(memory, Pool.KV, model.dtype)
         else:
             memory.fill(Pool.KV, _KV_BYTE)
-        memory.fill(Pool.STATE, _UNSET)
-        memory.fill(Pool.IO, _UNSET)
+        memory.fill(Pool.STATE, UNSET)
+        memory.fill(Pool.IO, UNSET)
         tables = self._tables()
-        memory.write(Pool.STATE, self._buffers["block_tables"].offset, tables)
+        block_tables = next(buffer for buffer in pools.index.buffers if buffer.name == "block_tables")
+        memory.write(Pool.STATE, block_tables.offset, tables)
         self._rows = self._inputs(tables)
         self._steps = self._over(pools.executors)
 
@@ -106,12 +107,7 @@ class DecodeStep:
         return tuple(memory.read(p, 0, memory.size(p)).tobytes() for p in (Pool.STATE, Pool.IO, Pool.REFERENCES))
 
     def _over(self, executors: Sequence[Executor]) -> Steps:
-        coverage = CoverageCounter()
-        dispatcher = Dispatcher(executors, coverage, None, {})
-        steps = Steps(
-            self._model, self._geometry, self._buffers, self._pools.memory, dispatcher, coverage,
-            retained_mass=self._retained_mass,
-        )  # fmt: skip
+        steps = steps_over(self._model, self._geometry, self._pools, executors, retained_mass=self._retained_mass)
         steps.describe([self._sparse_row(steps, row) for row in self._rows], range(self.rows))
         return steps
 
@@ -148,6 +144,16 @@ def vary(memory: Memory, pool: Pool, dtype: str) -> None:
     size = min(raw.nbytes, memory.size(pool))
     memory.write(pool, 0, raw.view(np.uint8)[:size])
     memory.repeat(pool, size)
+
+
+def steps_over(
+    model: ModelConfig, geometry: Geometry, pools: Pools, executors: Sequence[Executor], *, retained_mass: bool = False
+) -> Steps:
+    """Steps over `pools` by `executors`, the first that has a program runs it; what they count is not kept."""
+    coverage = CoverageCounter()
+    dispatcher = Dispatcher(executors, coverage, None, {})
+    buffers = {buffer.name: buffer for buffer in pools.index.buffers}
+    return Steps(model, geometry, buffers, pools.memory, dispatcher, coverage, retained_mass=retained_mass)
 
 
 def blocks_of(geometry: Geometry, context: int) -> int:

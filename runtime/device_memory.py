@@ -197,6 +197,11 @@ class DeviceMemory:
             fill = (self.base(pool), byte, self.size(pool), self.stream)
             self.driver.call("cuMemsetD8Async", *fill, doing=f"filling {pool.name.lower()}")
 
+    def fill_lines(self, pool: Pool, offset: int, pitch: int, width: int, lines: int, byte: int) -> None:
+        check_range(self, pool, offset, (lines - 1) * pitch + width)
+        fill = (self.base(pool) + offset, pitch, byte, width, lines, self.stream)
+        self.driver.call("cuMemsetD2D8Async", *fill, doing=f"filling lines of {pool.name.lower()}")
+
     def repeat(self, pool: Pool, nbytes: int) -> None:
         check_range(self, pool, 0, nbytes)
         base = self.base(pool)

@@ -50,6 +50,11 @@ class Memory(Protocol):
     def fill(self, pool: Pool, byte: int) -> None:
         """Set every byte of the pool, after the work already submitted."""
 
+    def fill_lines(self, pool: Pool, offset: int, pitch: int, width: int, lines: int, byte: int) -> None:
+        """Set `width` bytes of each of `lines` lines, the first at `offset`, one every `pitch` bytes; after the work already
+        submitted. `lines` and `width` are at least 1, `pitch` at least `width`.
+        """
+
     def repeat(self, pool: Pool, nbytes: int) -> None:
         """Fill the pool with copies of its first `nbytes`, the last one cut, after the work already submitted."""
 
@@ -123,6 +128,11 @@ class HostMemory:
     def fill(self, pool: Pool, byte: int) -> None:
         if self.size(pool):
             self._arenas[pool][:] = byte
+
+    def fill_lines(self, pool: Pool, offset: int, pitch: int, width: int, lines: int, byte: int) -> None:
+        check_range(self, pool, offset, (lines - 1) * pitch + width)
+        start = self._arenas[pool][offset:]
+        np.lib.stride_tricks.as_strided(start, (lines, width), (pitch, 1))[:] = byte
 
     def repeat(self, pool: Pool, nbytes: int) -> None:
         check_range(self, pool, 0, nbytes)

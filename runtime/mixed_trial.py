@@ -12,8 +12,10 @@ from ouro_build.runtime.executor import Executor
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.row_modes import MIXED, NO_CAPTURE
 from ouro_build.runtime.scenes import Scene, live_patterns
-from ouro_build.runtime.trial import Compared, Snapshot
+from ouro_build.runtime.trial import Compared
 
+Snapshot = dict[Pool, NDArray[np.uint8]]
+"""The bytes of some pools."""
 _STATE = ("hidden", "gate_logits", "exit_probability")
 _STORED = ("reference_records", "reference_mass", "reference_keys", "reference_output", "reference_contribution")
 

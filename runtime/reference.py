@@ -32,6 +32,15 @@ def require_torch() -> Any:
     return torch
 
 
+def pool_tensors(memory: Memory, device: int = 0) -> dict[Pool, Any]:
+    """Every pool that has bytes as a torch tensor over its very memory, uint8 [bytes], on the host or on CUDA device `device`.
+
+    Raises MissingExtraError without torch, DeviceError if torch sees the pools on another device.
+    """
+    torch = require_torch()
+    return {pool: _arena(torch, memory, pool, device) for pool in Pool if memory.size(pool)}
+
+
 class ReferenceExecutor:
     """Runs plans by torch on the CPU, or on CUDA device `device` where the pools are there.
 
@@ -50,7 +59,7 @@ class ReferenceExecutor:
         self._entries = {entry.key: entry for entry in index.plans}
         self._calls: dict[ProgramKey, list[Call]] = {}
         self._views: dict[Buffer, Any] = {}
-        self._arenas: Mapping[Pool, Any] = {p: _arena(self._torch, memory, p, device) for p in Pool if memory.size(p)}
+        self._arenas: Mapping[Pool, Any] = pool_tensors(memory, device)
 
     def has(self, key: ProgramKey) -> bool:
         return key in self._entries

@@ -18,11 +18,10 @@ from ouro_build.runtime.scene_references import room, row_references, write_refe
 
 POISON = 0xFF
 """NaN in every float type, -1 in every integer type."""
-_SPAN = 20
+SPAN = 20
 """Tokens of context that a made-up request may have before its rows of the batch."""
-_PATTERN = 1 << 22
-"""Random elements that keys and values repeat, each plane `_SHIFT` further on."""
-_SHIFT = 7919
+_PATTERN = 8 * (2**17 - 1)
+"""Random elements that the KV pool repeats. No block's size has the prime in it: a hundred thousand blocks in a row differ."""
 
 
 def live_patterns(bucket: int) -> tuple[tuple[bool, ...], ...]:
@@ -36,10 +35,20 @@ def live_patterns(bucket: int) -> tuple[tuple[bool, ...], ...]:
 
 
 class Scene:
-    """A state for `key` with the rows of `live` in it. `kv_blocks` must be at least `blocks_needed`."""
+    """A state for `key` with the rows of `live` in it. `kv_blocks`, those of the pool, must be at least `blocks_needed`.
+
+    A request has up to `span` tokens of context, where there is room, before its rows of the batch.
+    """
 
     def __init__(
-        self, model: ModelConfig, geometry: Geometry, key: ProgramKey, live: Sequence[bool], kv_blocks: int, seed: int = 0
+        self,
+        model: ModelConfig,
+        geometry: Geometry,
+        key: ProgramKey,
+        live: Sequence[bool],
+        kv_blocks: int,
+        seed: int = 0,
+        span: int = SPAN,
     ) -> None:
         self._model, self._geometry, self._key = model, geometry, key
         self._seed = [seed, key.bucket, sum(live)]
@@ -48,7 +57,7 @@ class Scene:
         self._rows = [i for i, alive in enumerate(live) if alive][:most]
         self._bucket = len(live)
         self._slots = self._rng.permutation(geometry.slots)[: self._bucket]
-        self._place_rows(kv_blocks)
+        self._place_rows(kv_blocks, span)
         self._references = row_references(self._rng, geometry, len(self._rows)) if geometry.references else None
 
     @property
@@ -60,7 +69,7 @@ class Scene:
         """Poison every pool but the weights, then put the state there; the same bytes every time."""
         self._rng = np.random.default_rng([*self._seed, 1])
         for pool in Pool:
-            if pool is not Pool.WEIGHTS:
+            if pool not in (Pool.WEIGHTS, Pool.KV):
                 memory.fill(pool, POISON)
         self._write_state(memory, buffers)
         self._write_kv(memory, buffers["kv"])
@@ -68,21 +77,21 @@ class Scene:
             at = self._position
             write_references(memory, buffers, self._model, self._geometry, self._references, at, self._rng)
         slots = [int(self._slots[i]) if i in self._rows else -1 for i in range(self._bucket)]
-        inputs = StepInputs(buffers, row_limits(self._model, self._geometry, len(self._valid)))
+        inputs = StepInputs(buffers, row_limits(self._model, self._geometry, len(self._filled)))
         if self._bucket <= self._geometry.buckets[-1]:
             inputs.write(memory, self._inputs(), slots)
             self._write_samples(memory, buffers)
         else:
             inputs.write(memory, self._inputs(), ())
 
-    def _place_rows(self, kv_blocks: int) -> None:
+    def _place_rows(self, kv_blocks: int, span: int) -> None:
         """Give the live rows requests, positions, loops and blocks; rows of one request are adjacent and ascending."""
         g, live = self._geometry, len(self._rows)
         wanted = max(3 if self._key.program == "prefill" else live, -(-live // g.max_context))
         share = -(-live // min(g.max_requests, wanted))
         self._request = np.arange(live) // share
         within = np.arange(live) - self._request * share
-        base = self._rng.integers(0, max(1, min(_SPAN, g.max_context - share + 1)), live)[self._request]
+        base = self._rng.integers(0, max(1, min(span, g.max_context - share + 1)), live)[self._request]
         self._position = base + within
         same = self._key.program in ("prefill", "prelude")
         self._loop = np.zeros(live, int) if same else self._rng.integers(0, self._model.loops, live)
@@ -90,13 +99,13 @@ class Scene:
             self._loop = self._rng.integers(1, self._model.loops + 1, live)
         self._tables = np.full((g.max_requests, g.table_width), -1, np.int32)
         free = self._rng.permutation(kv_blocks).tolist()
-        self._valid = np.zeros((kv_blocks, g.block_size), bool)
+        self._filled = np.zeros(kv_blocks, int)
         for request in np.unique(self._request):
             length = int(self._position[self._request == request].max()) + 1
             for index in range(-(-length // g.block_size)):
                 block = free.pop()
                 self._tables[request, index] = block
-                self._valid[block, : min(g.block_size, length - index * g.block_size)] = True
+                self._filled[block] = min(g.block_size, length - index * g.block_size)
 
     def _inputs(self) -> list[RowInput]:
         """Every other row is new to its slot, the others keep what the state holds."""
@@ -142,23 +151,27 @@ class Scene:
             memory.write(Pool.IO, buffers["tokens"].offset, tokens)
 
     def _write_kv(self, memory: Memory, kv: Buffer) -> None:
-        """Keys and values at the positions that requests have; everything else in the pool stays poisoned.
+        """Keys and values at the positions that requests have; everything else in the pool is poisoned.
 
-        A block of a plane holds the same whichever of the two is the outer one in the pool.
+        Little of this comes from the host: one random pattern is spread over the pool where it is, then poisoned in part.
         """
         m, g = self._model, self._geometry
-        blocks, block = len(self._valid), (2, m.kv_heads, g.block_size, m.head_dim)
-        size = int(np.prod(block))
-        pattern = self._random(m.dtype, (min(_PATTERN, blocks * size),))
+        item = DTYPES[m.dtype].bytes
+        block = 2 * m.kv_heads * g.block_size * m.head_dim * item
+        plane_pitch, block_pitch = len(self._filled) * block, block
         if kv.shape[0] is LoadTimeValue.KV_BLOCKS:
-            within = np.arange(size) - _SHIFT * np.arange(m.planes)[:, None]
-            for at in np.flatnonzero(self._valid.any(1)).tolist():
-                values = pattern.take(at * size + within, mode="wrap").reshape(m.planes, *block)
-                _write_kv_part(memory, at, values, self._valid[at, :, None])
-        else:
-            for plane in range(m.planes):
-                values = np.resize(np.roll(pattern, _SHIFT * plane), (blocks, *block))
-                _write_kv_part(memory, plane, values, self._valid[:, None, None, :, None])
+            plane_pitch, block_pitch = block, m.planes * block
+        pattern = self._random(m.dtype, (min(_PATTERN, memory.size(Pool.KV) // item),))
+        memory.write(Pool.KV, 0, pattern)
+        memory.repeat(Pool.KV, pattern.nbytes)
+        line = g.block_size * m.head_dim * item
+        for at, filled in enumerate(self._filled.tolist()):
+            start, used = at * block_pitch, filled * m.head_dim * item
+            if not used:
+                memory.fill_lines(Pool.KV, start, plane_pitch, block, m.planes, POISON)
+            elif used < line:
+                for head in range(start, start + block, line):
+                    memory.fill_lines(Pool.KV, head + used, plane_pitch, line - used, m.planes, POISON)
 
     def _random(self, dtype: str, shape: tuple[int, ...]) -> NDArray[np.generic]:
         values = self._rng.standard_normal(shape, np.float32)
@@ -166,15 +179,8 @@ class Scene:
         return (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values
 
 
-def _write_kv_part(memory: Memory, at: int, values: NDArray[np.generic], valid: NDArray[np.bool_]) -> None:
-    """Make `values`, poisoned where not `valid`, part `at` of the equal parts of the KV pool."""
-    bits = values.view(f"<u{values.itemsize}")
-    bits[~np.broadcast_to(valid, values.shape)] = (1 << 8 * values.itemsize) - 1
-    memory.write(Pool.KV, at * values.nbytes, bits)
-
-
-def blocks_needed(geometry: Geometry, rows: int | None = None) -> int:
-    """KV blocks that are enough for any scene of up to `rows` rows, by default of any bucket."""
+def blocks_needed(geometry: Geometry, rows: int | None = None, span: int = SPAN) -> int:
+    """KV blocks that are enough for any scene of up to `rows` rows, by default of any bucket, and of `span`."""
     most = geometry.max_rows if rows is None else rows
     requests = min(geometry.max_requests, most)
-    return most // geometry.block_size + requests * (_SPAN // geometry.block_size + 2)
+    return most // geometry.block_size + requests * (span // geometry.block_size + 2)

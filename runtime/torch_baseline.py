@@ -1,12 +1,13 @@
-"""What the same step takes in torch: the yardstick of `ouro-worker bench`. Imports torch.
+"""What the same step or prompt takes in torch: the yardstick of `ouro-worker bench`. Imports torch.
 
 Linear layers by cuBLAS and scaled_dot_product_attention over a plain preallocated cache, projections fused as here; eager, and
-as one CUDA graph of the same step. No part of a worker.
+a step as one CUDA graph too. No part of a worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -28,25 +29,33 @@ class BaselineTimes(NamedTuple):
 
 
 class TorchDecoder:
-    """One decode step of `rows` rows that have `context` tokens each, the one being decoded included.
+    """Decode steps of `rows` rows that have `context` tokens each, the one being decoded included; or prompts of that length.
 
     `weights` by the names of the packing, its matrices [N, K]. `cache` [2, planes, rows, kv_heads, context, head_dim] holds
-    keys, then values; `tokens` int64 [rows] are the inputs, and what the step leaves there is what it chose.
+    keys, then values; `tokens` int64 [rows] are the inputs of a step, and what the step leaves there is what it chose.
     """
 
     def __init__(self, model: ModelConfig, weights: Mapping[str, Tensor], cache: Tensor, tokens: Tensor) -> None:
         self._m, self._w = model, weights
         self.cache, self.tokens = cache, tokens
-        context = cache.shape[4]
-        self._position = torch.tensor([context - 1], device=cache.device)
-        angles = (context - 1) * weights[INV_FREQ].float()
-        self._cos, self._sin = (torch.cat((t, t)).to(cache.dtype) for t in (angles.cos(), angles.sin()))
+        angles = torch.arange(cache.shape[4], device=cache.device)[:, None] * weights[INV_FREQ].float()
+        self._cos, self._sin = (torch.cat((t, t), -1).to(cache.dtype) for t in (angles.cos(), angles.sin()))
         self._head = weights["embedding" if model.tied_embeddings else "lm_head"]
 
     def step(self) -> Tensor:
         """Run the step; logits [rows, vocab]."""
+        logits = self._logits(self.tokens[:, None])
+        self.tokens.copy_(logits.argmax(-1))
+        return logits
+
+    def prefill(self, prompts: Tensor) -> Tensor:
+        """Fill the cache from `prompts` int64 [rows, context]; logits [rows, vocab] of their last tokens."""
+        return self._logits(prompts)
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        """Run `tokens` [rows, new], the last ones of the context: one, or all."""
         m, w = self._m, self._w
-        hidden = functional.embedding(self.tokens, w["embedding"])
+        hidden = functional.embedding(tokens, w["embedding"])
         for loop in range(m.loops):
             for layer in range(m.layers):
                 hidden = self._layer(hidden, loop * m.layers + layer, f"layers.{layer}.")
@@ -54,9 +63,7 @@ class TorchDecoder:
             functional.linear(
                 hidden, w["gate"].view(1, -1), w["gate_bias"]
             )  # the exit gate: part of the work, its answer unused
-        logits = functional.linear(hidden, self._head)
-        self.tokens.copy_(logits.argmax(-1))
-        return logits
+        return functional.linear(hidden[:, -1], self._head)
 
     def _layer(self, hidden: Tensor, plane: int, at: str) -> Tensor:
         w = self._w
@@ -66,18 +73,19 @@ class TorchDecoder:
         return hidden + self._norm(functional.linear(functional.silu(gate) * up, w[at + "down"]), at + "post_norm_2")
 
     def _attention(self, x: Tensor, plane: int, weight: Tensor) -> Tensor:
-        m = self._m
-        qkv = functional.linear(x, weight).view(len(x), -1, 1, m.head_dim)
-        q, k, v = qkv[:, : m.heads], qkv[:, m.heads : m.heads + m.kv_heads], qkv[:, m.heads + m.kv_heads :]
-        keys, values = self.cache[0, plane], self.cache[1, plane]
-        keys.index_copy_(2, self._position, self._rotate(k))
-        values.index_copy_(2, self._position, v)
-        grouped = m.heads != m.kv_heads
-        return functional.scaled_dot_product_attention(self._rotate(q), keys, values, enable_gqa=grouped).reshape(len(x), -1)
+        m, (rows, new, _) = self._m, x.shape
+        qkv = functional.linear(x, weight).view(rows, new, -1, m.head_dim).transpose(1, 2)
+        q, k, v = torch.split(qkv, [m.heads, m.kv_heads, m.kv_heads], 1)
+        keys, values = self.cache[:, plane].unbind(0)
+        keys[:, :, -new:], values[:, :, -new:] = self._rotate(k), v
+        causal, grouped = new > 1, m.heads != m.kv_heads
+        out = functional.scaled_dot_product_attention(self._rotate(q), keys, values, is_causal=causal, enable_gqa=grouped)
+        return out.transpose(1, 2).reshape(rows, new, -1)
 
     def _rotate(self, x: Tensor) -> Tensor:
+        cos, sin = (t[-x.shape[2] :] for t in (self._cos, self._sin))
         first, second = x.chunk(2, -1)
-        return x * self._cos + torch.cat((-second, first), -1) * self._sin
+        return x * cos + torch.cat((-second, first), -1) * sin
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), self._w[name], self._m.eps)
@@ -97,16 +105,31 @@ def random_weights(model: ModelConfig, device: str) -> dict[str, Tensor]:
 def time_decode(model: ModelConfig, rows: int, context: int, device: int) -> BaselineTimes:
     """Time a decode step on CUDA device `device`, whose memory must have room for the weights and the cache."""
     with torch.cuda.device(device):
-        where = f"cuda:{device}"
-        shape = (2, model.planes, rows, model.kv_heads, context, model.head_dim)
-        cache = torch.zeros(shape, dtype=getattr(torch, model.dtype), device=where)
-        tokens = torch.zeros(rows, dtype=torch.int64, device=where)
-        decoder = TorchDecoder(model, random_weights(model, where), cache, tokens)
+        decoder = _decoder(model, rows, context, f"cuda:{device}")
         eager = median_ms(measure(decoder.step, torch.cuda.synchronize))
         graph = median_ms(measure(captured(decoder.step), torch.cuda.synchronize))
-    del decoder, cache
+    del decoder
     torch.cuda.empty_cache()
     return BaselineTimes(eager, graph)
+
+
+@torch.inference_mode()
+def time_prefill(model: ModelConfig, tokens: int, device: int) -> float:
+    """Milliseconds, eager, of one prompt's prefill in one piece on CUDA device `device`, with room as for `time_decode`."""
+    with torch.cuda.device(device):
+        decoder = _decoder(model, 1, tokens, f"cuda:{device}")
+        prompt = torch.zeros((1, tokens), dtype=torch.int64, device=decoder.cache.device)
+        eager = median_ms(measure(partial(decoder.prefill, prompt), torch.cuda.synchronize))
+    del decoder
+    torch.cuda.empty_cache()
+    return eager
+
+
+def _decoder(model: ModelConfig, rows: int, context: int, where: str) -> TorchDecoder:
+    shape = (2, model.planes, rows, model.kv_heads, context, model.head_dim)
+    cache = torch.zeros(shape, dtype=getattr(torch, model.dtype), device=where)
+    tokens = torch.zeros(rows, dtype=torch.int64, device=where)
+    return TorchDecoder(model, random_weights(model, where), cache, tokens)
 
 
 def captured(step: Callable[[], object]) -> Callable[[], object]:

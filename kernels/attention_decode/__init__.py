@@ -8,6 +8,7 @@ from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue, Options
 from ouro_build.kernels.paged_kv import page_shape
 from ouro_build.kernels.spec import Kernel, Tolerance, next_power_of_2
 from ouro_build.kernels.split_contexts import SplitRule
+from ouro_build.kernels.tensor_cores import leaves_registers
 
 KERNEL = Kernel(
     name="attention_decode",
@@ -24,6 +25,7 @@ KERNEL = Kernel(
 # A single head orders its own loads: two programs a multiprocessor, each with a tile in use and one on its way, hide the
 # latency of memory. Grouped heads take tiles through shared memory, and smaller ones leave room for more programs.
 _SINGLE = (16 * KIB, 8, 2)
+_SINGLE_NARROW = (8 * KIB, 8, 2)  # where the compiler needs more registers for the same
 _GROUPED = (8 * KIB, 4, 4)
 _MAX_TILE = 64
 _MAX_LEAST = 128
@@ -31,14 +33,16 @@ _LONGEST = 64
 _SHORTEST = 1
 
 
-def _shape(kv_heads: int, heads: int) -> tuple[int, int, int]:
+def _shape(part: Part, kv_heads: int, heads: int) -> tuple[int, int, int]:
     """Bytes of a tile of keys, warps, and programs a multiprocessor."""
-    return _SINGLE if heads == kv_heads else _GROUPED
+    if heads > kv_heads:
+        return _GROUPED
+    return _SINGLE if leaves_registers(part) else _SINGLE_NARROW
 
 
 def split_rule(part: Part, bucket: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> SplitRule:
     """How rows of a bucket are cut: into enough splits to fill the device when all rows are alike."""
-    tile_bytes, _, programs = _shape(kv_heads, heads)
+    tile_bytes, _, programs = _shape(part, kv_heads, heads)
     tile = max(16, min(_MAX_TILE, tile_bytes // (head_dim * DTYPES[dtype].bytes)))
     least = max(1, min(_MAX_LEAST, programs * part.sm_count // (bucket * kv_heads)))
     return SplitRule(tile, least, _LONGEST, _SHORTEST)
@@ -89,7 +93,7 @@ def launch_over_splits(
     _, heads, most, head_dim = partial.sizes
     kv_heads, block_size, _ = page_shape(kv)
     group = heads // kv_heads
-    _, warps, programs = _shape(kv_heads, heads)
+    _, warps, programs = _shape(part, kv_heads, heads)
     limit = splits.sizes[0] * kv_heads
     return kernel.launch(
         part,

@@ -61,6 +61,8 @@ def attention_prefill(
             "BLOCK_SIZE": block_size,
             "BLOCK_M": block_m,
             "TILE": 32 if narrow else 64,
+            # two loops take more registers than most parts leave
+            "APART": leaves_registers(part) and not full,
         },
         # block ids a step before keys and values, those a step before their use
         options=Options(num_warps=8 if full and block_m == 32 else 4, num_stages=3),

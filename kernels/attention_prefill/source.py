@@ -44,17 +44,22 @@ def attend_tiles(
 @triton.jit
 def attend(
     query, keys, table, last, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr, TILE: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """Attention of a tile's rows over one request's keys; `last` is each row's last position, -1 for another's row."""
+    """Attention of a tile's rows over one request's keys; `last` is each row's last position, -1 for another's row.
+
+    APART: keys that every row sees are taken in a loop of their own, without masks.
+    """
     end = tl.max(last, 0) + 1
-    seen = (tl.min(last, 0) + 1) // TILE * TILE  # by every row: 0 if one is another's
     top = tl.full((BLOCK_M,), FLOOR, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
-    top, total, acc = attend_tiles(
-        query, keys, table, last, 0, seen, top, total, acc, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, False
-    )  # fmt: skip
+    seen = 0
+    if APART:
+        seen = (tl.min(last, 0) + 1) // TILE * TILE  # 0 if a row is another's
+        top, total, acc = attend_tiles(
+            query, keys, table, last, 0, seen, top, total, acc, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, False
+        )  # fmt: skip
     top, total, acc = attend_tiles(
         query, keys, table, last, seen, end, top, total, acc, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, True
     )  # fmt: skip
@@ -65,7 +70,7 @@ def attend(
 def attention_prefill(
     rows, q, block_tables, kv, out, plane_stride, block_stride, layer, scale, ROWS: tl.constexpr, LAYERS: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, APART: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
@@ -92,6 +97,6 @@ def attention_prefill(
         plane_loop = current & 0xFFFFFFFF
         keys = kv + head_offset(plane_stride, plane_loop, layer, head // (HEADS // KV_HEADS), LAYERS, BLOCK_SIZE, HEAD_DIM)
         last = tl.where(member, position, -1)
-        y = attend(query, keys, table, last, block_stride, log2_scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_M, TILE)
+        y = attend(query, keys, table, last, block_stride, log2_scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_M, TILE, APART)
         tl.store(out + at, y.to(out.dtype.element_ty), mask=member[:, None])
         current = tl.min(tl.where(owner > current, owner, NONE), 0)

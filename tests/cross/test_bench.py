@@ -59,9 +59,27 @@ def test_checks_then_times(artifact: Path) -> None:
     assert said["baseline"] == []
 
 
-def test_a_table_for_people(artifact: Path) -> None:
-    result = run(artifact, "--rows", "4", "--context", "64")
+def test_shapes_of_ones_choice_and_prompts(artifact: Path) -> None:
+    result = run(artifact, "--shapes", "3x20,1x64,3x20", "--prefill", "40,7", "--json")
     assert result.return_value == 0, result.output
+    said = json.loads(result.stdout)
+    jsonschema.Draft202012Validator(schema("bench")).validate(said)
+    assert [(line["rows"], line["context"]) for line in said["lines"]] == [(3, 20), (1, 64)]
+    assert [(c["program"], c["bucket"], c["context"]) for c in said["checks"]] == [
+        ("recurrent", 1, 0), ("coda", 1, 0), ("recurrent", 4, 0), ("coda", 4, 0), ("prefill", 16, 0),
+        ("prompt", 16, 40), ("prompt", 16, 7), ("step", 4, 20), ("step", 1, 64),
+    ]  # fmt: skip
+    assert all(c["bit_equal"] and c["right"] for c in said["checks"])
+    assert [(line["tokens"], line["bucket"], line["chunks"]) for line in said["prompts"]] == [(40, 16, 3), (7, 16, 1)]
+    assert all(line["ms"] > 0 and line["tokens_s"] > 0 and line["tflop_s"] > 0 for line in said["prompts"])
+    assert said["prompt_baseline"] == []
+
+
+def test_a_table_for_people(artifact: Path) -> None:
+    result = run(artifact, "--rows", "4", "--context", "64", "--prefill", "20")
+    assert result.return_value == 0, result.output
+    assert "prefill of one prompt by reference on the host" in result.stdout
+    assert "2 × 16" in result.stdout
     assert "decode by reference on the host" in result.stdout
     assert "not checked" not in result.stderr
 
@@ -103,7 +121,7 @@ def test_nothing_is_timed_that_is_not_right(
     result = run(artifact, "--rows", "1", "--context", "20", "--json")
     assert result.return_value == 1
     said = json.loads(result.stdout)
-    assert (said["lines"], said["read_tb_s"], said["baseline"]) == ([], None, [])
+    assert (said["lines"], said["prompts"], said["read_tb_s"], said["baseline"]) == ([], [], None, [])
     (wrong,) = [c for c in said["checks"] if not c["right"]]
     assert (wrong["program"], wrong["bit_equal"]) == (program, bit_equal)
     assert "nothing was timed" in result.stderr
@@ -112,6 +130,27 @@ def test_nothing_is_timed_that_is_not_right(
     assert f"{program}/1" in text.stdout
     assert "WRONG" in text.stdout
     assert "ms" not in text.stdout
+
+
+class UnsteadyPrompt(ReferenceExecutor):
+    """Turns a bit of the last keys after the first `prelude`, where only whole prompts can show it."""
+
+    preludes = 0
+
+    def run(self, key: ProgramKey) -> None:
+        super().run(key)
+        if key.program == "prelude":
+            self._arenas[Pool.KV][-1] ^= self.preludes == 0
+            self.preludes += 1
+
+
+def test_nothing_is_timed_if_a_prompt_is_not_right(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_pools, "ReferenceExecutor", UnsteadyPrompt)
+    result = run(artifact, "--context", "20", "--prefill", "9", "--json")
+    assert result.return_value == 1
+    said = json.loads(result.stdout)
+    assert (said["lines"], said["prompts"], said["read_tb_s"]) == ([], [], None)
+    assert [(c["program"], c["bit_equal"]) for c in said["checks"] if not c["right"]] == [("prompt", False)]
 
 
 def test_without_torch_it_says_what_was_not_checked(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +171,21 @@ def test_without_torch_it_says_what_was_not_checked(artifact: Path, monkeypatch:
         (["--rows", "5"], 2),
         (["--context", "65"], 2),
         (["--context", "1,"], 2),
+        (["--shapes", "1x20"], 2),
+        (["--prefill", "65"], 2),
+        (["--prefill", "0"], 2),
+        (["--prefill", "many"], 2),
         (["--baseline", "torch"], 2),
         (["--executor", "graph"], 3),
     ],
 )
 def test_bad_values_have_their_exit_codes(artifact: Path, arguments: list[str], code: int) -> None:
     assert exit_code(cli, ["bench", "decode", str(artifact), "--context", "20", *arguments]) == code
+
+
+@pytest.mark.parametrize("shapes", ["1", "1x", "x20", "1x20,", "1x20x3", "5x20", "1x65"])
+def test_bad_shapes_are_wrong_usage(artifact: Path, shapes: str) -> None:
+    assert exit_code(cli, ["bench", "decode", str(artifact), "--shapes", shapes]) == 2
 
 
 def test_the_baseline_names_the_extra(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +229,16 @@ def test_on_a_device_graph_and_launch_are_compared_and_the_graph_timed(artifact:
     steps = 2 + 3 * 5  # warming up, then three batches
     programs = 4 + 4  # of a step: four loops, four once
     assert api.calls["cuGraphLaunch"] == len(bench.CHECKED) + 2 * (1 + steps) * programs + steps
+    assert api.live() == {}
+
+
+def test_on_a_device_prompts_are_compared_and_timed_by_graph(artifact: Path, api: FakeDriver) -> None:
+    result = run(artifact, "--rows", "1", "--context", "20", "--prefill", "40", "--json")
+    assert result.return_value == 0, result.output
+    said = json.loads(result.stdout)
+    (check,) = [c for c in said["checks"] if c["program"] == "prompt"]
+    assert (check["executors"], check["bit_equal"], check["context"]) == (["graph", "launch"], True, 40)
+    assert [line["chunks"] for line in said["prompts"]] == [3]
     assert api.live() == {}
 
 

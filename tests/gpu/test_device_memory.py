@@ -8,11 +8,13 @@ import pytest
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 
 from ouro_build.artifacts.manifest import FileRecord
-from ouro_build.artifacts.plan import Pool
+from ouro_build.artifacts.plan import Buffer, Pool
 from ouro_build.runtime import upload, weights_file
 from ouro_build.runtime.device_memory import DeviceMemory
 from ouro_build.runtime.driver import Driver, open_driver
 from ouro_build.runtime.machine import describe, probe
+from ouro_build.runtime.memory import HostMemory
+from ouro_build.runtime.snapshots import HostSnapshot, TorchSnapshot
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.upload import FileUpload
 from ouro_build.runtime.weights_file import WeightsFile
@@ -155,3 +157,42 @@ def test_a_file_fills_the_pool(
     assert going.finish() == len(content) - 4096
     going.close()
     assert memory.read(Pool.WEIGHTS, 0, len(content) - 4096).tobytes() == content[4096:]
+
+
+@pytest.mark.parametrize("nbytes", [1001, 16 * 65537])
+def test_a_pool_is_filled_with_copies_of_its_start_but_for_lines_filled_otherwise(memory: DeviceMemory, nbytes: int) -> None:
+    held = []
+    for made in (memory, HostMemory({Pool.WEIGHTS: 40 * MIB})):
+        made.write(Pool.WEIGHTS, 0, random_bytes(nbytes))
+        made.repeat(Pool.WEIGHTS, nbytes)
+        for lines in ((3, 5 * MIB + 7, 1234, 8), (30 * MIB, 9 * MIB, 9 * MIB, 1), (100, 256, 240, 96)):
+            made.fill_lines(Pool.WEIGHTS, *lines, 0xFF)
+        held.append(made.read(Pool.WEIGHTS, 0, 40 * MIB))
+    assert np.array_equal(held[0], held[1])
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_snapshots_see_a_bit_and_the_lines_that_were_written(
+    driver: Driver, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not room:
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1 << 20, 1 << 30))
+    memory = DeviceMemory(driver, {Pool.KV: 40 * MIB, Pool.IO: 1000})
+    wide = Buffer("wide", Pool.KV, "float32", (10 * MIB // 16, 16), 0)
+    before, after, host = TorchSnapshot(memory), TorchSnapshot(memory), HostSnapshot(memory)
+    for pool in (Pool.KV, Pool.IO):
+        memory.fill(pool, 1)
+    before.take()
+    assert {t.is_cuda for t in before._kept.values()} == {room}
+    memory.write(Pool.KV, 64 * 1000, np.full(65, 2, np.uint8))
+    after.take()
+    host.take()
+    assert [snapshot.same() for snapshot in (before, after, host)] == [False, True, True]
+    memory.write(Pool.KV, 40 * MIB - 1, np.full(1, 3, np.uint8))
+    assert [snapshot.same() for snapshot in (before, after, host)] == [False, False, False]
+    written = before.differing(wide)
+    assert written.nonzero().squeeze(1).tolist() == [1000, 1001, 10 * MIB // 16 - 1]
+    got, now = after.lines(wide, written)
+    assert got.shape == now.shape == (3, 64)
+    assert (got[:, 0].tolist(), now[:, -1].tolist()) == ([2, 2, 1], [2, 1, 3])
+    memory.close()

@@ -326,6 +326,19 @@ class FakeDriver:
         self.submit(stream, copy)
 
     @function()
+    def cuMemsetD2D8Async(self, target: Any, pitch: int, byte: int, width: int, height: int, stream: Any) -> None:
+        if not 0 < width <= pitch or height < 1 or pitch >= 2**31:
+            raise Fault("CUDA_ERROR_INVALID_VALUE")
+        starts = [int(target) + line * pitch for line in range(height)]
+        self.view(starts[0], starts[-1] - starts[0] + width)
+
+        def fill() -> None:
+            for start in starts:
+                self.view(start, width).fill(byte)
+
+        self.submit(stream, fill)
+
+    @function()
     def cuMemsetD8Async(self, target: Any, byte: int, size: int, stream: Any) -> None:
         self.view(int(target), size)
         self.submit(stream, lambda: self.view(int(target), size).fill(byte))

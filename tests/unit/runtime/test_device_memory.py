@@ -46,6 +46,21 @@ def test_a_pool_is_filled_with_copies_of_its_start(nbytes: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("offset", "pitch", "width", "lines"), [(0, 1, 1, 300), (5, 70, 20, 4), (280, 20, 20, 1), (3, 9, 9, 33)]
+)
+def test_lines_are_filled_and_nothing_else(offset: int, pitch: int, width: int, lines: int) -> None:
+    want = np.zeros(300, np.uint8)
+    for line in range(lines):
+        want[offset + line * pitch : offset + line * pitch + width] = 0xFF
+    for memory in (opened(FakeDriver()), HostMemory(SIZES)):
+        memory.fill(Pool.KV, 0)
+        memory.fill_lines(Pool.KV, offset, pitch, width, lines, 0xFF)
+        assert np.array_equal(memory.read(Pool.KV, 0, 300), want)
+        with pytest.raises(DeviceError, match="access to bytes"):
+            memory.fill_lines(Pool.KV, 300 - width + 1, pitch, width, 1, 0xFF)
+
+
+@pytest.mark.parametrize(
     ("name", "at"),
     [
         ("cuStreamCreate", 1),

@@ -10,6 +10,7 @@ import pytest
 
 from ouro_build.artifacts.geometry import SPARSE_MODES
 from ouro_build.artifacts.plan import Pool, ProgramKey
+from ouro_build.artifacts.rows import Row
 from ouro_build.builder.sparse_spec import SparseSpec
 from ouro_build.runtime.reference import ReferenceExecutor
 from ouro_build.runtime.scenes import Scene, blocks_needed, live_patterns
@@ -68,18 +69,32 @@ def test_runs_are_repeatable_and_leave_other_slots_alone(key: ProgramKey) -> Non
 
 
 @pytest.mark.parametrize("program", ["recurrent", "prefill"])
-def test_a_scene_is_the_same_in_either_order_of_the_kv_pool(program: str) -> None:
+@pytest.mark.parametrize("swapped", [False, True])
+def test_keys_and_values_are_where_requests_have_positions_and_poison_is_elsewhere(program: str, swapped: bool) -> None:
     w = worker()
+    model, geometry = w.steps.model, w.steps.geometry
     buffers = {b.name: b for b in w.preparation.targets[0].index.buffers}
     planes, blocks, *block = buffers["kv"].shape
-    swapped = msgspec.structs.replace(buffers["kv"], shape=(blocks, planes, *block))
-    scene = Scene(w.steps.model, w.steps.geometry, ProgramKey(program, 16), (True, False) * 8, w.kv_blocks)
+    if swapped:
+        buffers["kv"] = msgspec.structs.replace(buffers["kv"], shape=(blocks, planes, *block))
+    scene = Scene(model, geometry, ProgramKey(program, 16), (True, False) * 8, w.kv_blocks)
     scene.write(w.memory, buffers)
-    one = snapshot()[Pool.KV].reshape(w.steps.model.planes, w.kv_blocks, -1)
-    scene.write(w.memory, {**buffers, "kv": swapped})
-    other = snapshot()[Pool.KV].reshape(w.kv_blocks, w.steps.model.planes, -1)
-    assert np.array_equal(one, other.swapaxes(0, 1))
-    assert (one != 0xFF).any(2).any(1).all(), "a plane holds nothing"
+    outer = (w.kv_blocks, model.planes) if swapped else (model.planes, w.kv_blocks)
+    shape = (*outer, 2, model.kv_heads, geometry.block_size, model.head_dim)
+    kv = snapshot()[Pool.KV].view(np.float32).reshape(shape)
+    kv = kv.swapaxes(0, 1) if swapped else kv
+    tables = w.steps.state("block_tables").astype(np.int32)
+    state = w.steps.state("row_state").astype(np.int32)
+    state = state[state[:, Row.REQUEST] >= 0]
+    lengths = {int(r): int(state[state[:, Row.REQUEST] == r, Row.POSITION].max()) + 1 for r in np.unique(state[:, Row.REQUEST])}
+    finite = np.zeros((w.kv_blocks, geometry.block_size), bool)
+    for request, length in lengths.items():
+        for position in range(length):
+            finite[tables[request, position // geometry.block_size], position % geometry.block_size] = True
+    assert 0 < finite.sum() == sum(lengths.values())
+    assert np.array_equal(np.isfinite(kv), np.broadcast_to(finite[:, None, None, :, None], kv.shape))
+    heads = kv[:, finite.any(1)][..., 0, :].reshape(-1, model.head_dim)
+    assert len(np.unique(heads, axis=0)) == len(heads), "two heads hold the same"
 
 
 def test_blocks_for_fewer_rows_are_enough_for_them() -> None:
@@ -88,7 +103,9 @@ def test_blocks_for_fewer_rows_are_enough_for_them() -> None:
         for bucket in geometry.buckets:
             for live in live_patterns(bucket):
                 for seed in range(20):
-                    Scene(model, geometry, ProgramKey(program, bucket), live, blocks_needed(geometry, bucket), seed)
+                    key = ProgramKey(program, bucket)
+                    Scene(model, geometry, key, live, blocks_needed(geometry, bucket), seed)
+                    Scene(model, geometry, key, live, blocks_needed(geometry, bucket, 50), seed, 50)
     assert blocks_needed(geometry, 1) < blocks_needed(geometry)
 
 

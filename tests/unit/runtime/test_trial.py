@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from ouro_build.artifacts.manifest import Manifest
 from ouro_build.artifacts.plan import Pool, ProgramKey
@@ -25,10 +26,13 @@ def worker() -> ReferenceWorker:
 
 
 class Flipping:
-    """The reference, but for `mask` over a byte of the logits of every run in `runs` (None: every one)."""
+    """The reference, but for `mask` over byte `at` of the logits, or of `pool`, of every run in `runs` (None: every one)."""
 
-    def __init__(self, name: ExecutorName, mask: int = 0, at: int = 0, runs: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, name: ExecutorName, mask: int = 0, at: int = 0, runs: Sequence[int] | None = None, pool: Pool | None = None
+    ) -> None:
         self.name: ExecutorName = name
+        self._pool = pool
         self._mask, self._at, self._runs, self._count = mask, at, runs, 0
         self._inner: Any = worker().steps._dispatcher._executors[0]
 
@@ -39,7 +43,8 @@ class Flipping:
         self._inner.run(key)
         if self._runs is None or self._count in self._runs:
             logits = next(b for b in worker().preparation.targets[0].index.buffers if b.name == "logits")
-            worker().memory.arena(Pool.IO)[logits.offset + self._at] ^= np.uint8(self._mask)
+            start = logits.offset if self._pool is None else 0
+            worker().memory.arena(self._pool or Pool.IO)[start + self._at] ^= np.uint8(self._mask)
         self._count += 1
 
     def close(self) -> None:
@@ -64,6 +69,31 @@ def test_one_bit_between_graph_and_launch_is_seen() -> None:
     found = compare(Flipping("graph", mask=1), Flipping("launch"), reference=Flipping("reference"))
     assert (found.bit_equal, found.right) == (False, False)
     assert found.error == 0.0, "the launches are what is held against the reference"
+
+
+@pytest.mark.parametrize("pool", [Pool.KV, Pool.STATE, Pool.IO])
+@pytest.mark.parametrize("reference", [None, "reference"])
+def test_a_bit_anywhere_in_the_pools_is_seen(pool: Pool, reference: ExecutorName | None) -> None:
+    """Also by programs that have no business there: `coda` writes no keys."""
+    for at in (0, worker().memory.size(pool) - 1):
+        truth = None if reference is None else Flipping(reference)
+        found = compare(Flipping("graph", 1, at, pool=pool), Flipping("launch"), reference=truth)
+        assert not found.bit_equal
+        assert compare(Flipping("graph"), Flipping("launch"), reference=truth).right
+
+
+def test_what_only_one_side_writes_is_seen() -> None:
+    """The first value of the state is a slot's: an integer, so any difference is beyond all tolerance."""
+
+    def error(executors: int, reference: int) -> float | None:
+        truth = Flipping("reference", reference, pool=Pool.STATE)
+        both = (Flipping("graph", executors, pool=Pool.STATE), Flipping("launch", executors, pool=Pool.STATE))
+        found = compare(*both, reference=truth)
+        assert found.bit_equal
+        return found.error
+
+    assert [error(0, 0), error(1, 1)] == [0.0, 0.0]
+    assert [error(1, 0), error(0, 1), error(1, 2)] == [float("inf")] * 3
 
 
 def test_an_executor_alone_must_repeat_itself() -> None:
