@@ -12,6 +12,7 @@ import msgspec
 from ouro_build.artifacts.digests import chunk_count
 from ouro_build.artifacts.dtypes import DTYPES, nbytes
 from ouro_build.artifacts.errors import ArtifactError, VersionError
+from ouro_build.artifacts.geometry import SPARSE_MODES
 from ouro_build.artifacts.manifest import (
     KV_ORDERS,
     MANIFEST,
@@ -24,6 +25,7 @@ from ouro_build.artifacts.manifest import (
 )
 from ouro_build.artifacts.packing import LAYOUT
 from ouro_build.artifacts.plan import Pool
+from ouro_build.artifacts.retention import retained_counts
 
 ALIGNED = 16
 """Images are compiled for addresses that are multiples of this."""
@@ -40,6 +42,7 @@ def check_manifest(manifest: Manifest) -> None:
     """
     _check_numbers(msgspec.to_builtins(manifest), "")
     _check_model(manifest)
+    _check_sparse(manifest)
     _check_kv(manifest)
     _check_files(manifest.files)
     _check_weights(manifest)
@@ -86,6 +89,20 @@ def _check_model(manifest: Manifest) -> None:
         require(all(a < b for a, b in pairwise(sizes)), "not positive and ascending", f"geometry.{name}")
     require(all(i < model.vocab_size for i in manifest.stop_ids), f"not below {model.vocab_size}", "stop_ids")
     require(len(manifest.modes) > 0 and _unique(manifest.modes), "empty, or one is repeated", "modes")
+
+
+def _check_sparse(manifest: Manifest) -> None:
+    geometry = manifest.geometry
+    modes = [mode for mode in SPARSE_MODES if mode in geometry.sparse_modes]
+    require(
+        list(geometry.sparse_modes) == modes and modes[:1] == ["dense"], "not dense and other modes", "geometry.sparse_modes"
+    )
+    require(manifest.modes == geometry.sparse_modes, f"not {geometry.sparse_modes}, as the geometry says", "modes")
+    require(0 < geometry.key_retention <= 1, f"is {geometry.key_retention}", "geometry.key_retention")
+    require(geometry.references == (geometry.reference_slots > 0), "not there, or for nothing", "geometry.reference_slots")
+    if geometry.references:
+        most = int(retained_counts(geometry.max_context, geometry.key_retention)[-1])
+        require(geometry.key_capacity >= most, f"is {geometry.key_capacity}, a row retains {most}", "geometry.key_capacity")
 
 
 def _check_kv(manifest: Manifest) -> None:

@@ -11,6 +11,7 @@ from ouro_build.artifacts.errors import FitError
 from ouro_build.artifacts.manifest import Manifest, MemoryPlan, TargetRecord
 from ouro_build.artifacts.parts import GIB, PARTS, Part
 from ouro_build.artifacts.plan import Pool
+from ouro_build.artifacts.references import slots_part
 
 EXACT_FROM = 9
 """From this major capability on, images are architecture-specific and run on that capability alone."""
@@ -188,7 +189,8 @@ def _fit_memory(
     if blocks < least:
         hint = "Give the worker more with --memory, free the device's memory, or build with a smaller --max-context."
         found = f"{_gib(allowed)} ({_free(machine)})"
-        expected = f"{_gib(needed)} for weights, buffers and one request of {geometry.max_context} tokens"
+        parts = f"weights, buffers{slots_part(manifest.model, geometry)} and one request of {geometry.max_context} tokens"
+        expected = f"{_gib(needed)} for {parts}"
         return blocks, Refusal(what="memory", expected=expected, found=found, hint=hint), ()
     if allowed > machine.available:
         hint = f"Pass --memory of {_gib(needed)} or more, and no more than is free."

@@ -6,15 +6,36 @@ import msgspec
 
 from ouro_build.artifacts.model import ModelConfig
 
+SPARSE_MODES = ("dense", "capture", "consume", "mixed")
+"""The modes of `recurrent`. Every build has the first."""
+
 
 class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Declared shapes. `buckets` are row counts of decode programs, `prefill_buckets` of prompt chunks, both ascending."""
+    """Declared shapes. `buckets` are row counts of decode programs, `prefill_buckets` of prompt chunks, both ascending.
+
+    `sparse_modes` are the modes of `recurrent`, in the order of SPARSE_MODES; `key_retention` is the share of its keys that a
+    sparse row attends to. `key_capacity` keys and everything else that a row remembers fit into each of `reference_slots`.
+    """
 
     buckets: tuple[int, ...]
     prefill_buckets: tuple[int, ...]
     max_context: int
     max_requests: int
     block_size: int
+    sparse_modes: tuple[str, ...] = ("dense",)
+    key_retention: float = 1.0
+    key_capacity: int = 0
+    reference_slots: int = 0
+
+    @property
+    def references(self) -> bool:
+        """Whether rows remember anything: without sparse modes they do not, and with all keys retained those are dense."""
+        return len(self.sparse_modes) > 1 and self.key_retention < 1
+
+    @property
+    def padding_slot(self) -> int:
+        """The reference slot that is none: it has no memory, and nothing is bound to it."""
+        return self.reference_slots
 
     @property
     def table_width(self) -> int:

@@ -10,6 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ouro_build.artifacts.checks import check_manifest
 from ouro_build.artifacts.columns import Columns, PlanIndex, columns_from_bytes
@@ -27,6 +29,7 @@ from ouro_build.artifacts.manifest import (
 )
 from ouro_build.artifacts.oracle import Oracle, decode_oracle
 from ouro_build.artifacts.plan_checks import check_arguments, check_graphs, check_plans
+from ouro_build.artifacts.retention import RETENTION, counts_from_bytes
 
 TOKENIZER = "tokenizer/tokenizer.json"
 Verify = Literal["full", "all_but_weights", "sizes"]
@@ -68,6 +71,14 @@ class Artifact:
         """`tokenizer.json`, if the model came with a tokenizer."""
         return self.read(TOKENIZER) if self.has(TOKENIZER) else None
 
+    def retained_counts(self) -> NDArray[np.int32]:
+        """Retained keys by the number of keys, int32 [max_context + 1], where rows remember any (`geometry.references`).
+
+        Raises ArtifactError if the table is not as long as the context, or retains more than a slot has room for.
+        """
+        geometry = self.manifest.geometry
+        return counts_from_bytes(self.read(RETENTION), geometry.max_context, geometry.key_capacity)
+
     @property
     def observed_path(self) -> Path:
         """The folder beside the artifact for what is observed of it on devices."""
@@ -78,6 +89,8 @@ class Artifact:
         verify_files(self.path, self.manifest.files, workers)
         for target in self.manifest.targets:
             self.plans(target)
+        if self.manifest.geometry.references:
+            self.retained_counts()
         if self.has(ORACLE):
             self.oracle()
 

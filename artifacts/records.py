@@ -59,6 +59,7 @@ class FallbackCount(_Record, frozen=True, kw_only=True):
 class StepCount(_Record, frozen=True, kw_only=True):
     """`count` decode steps of `rows` live rows, each of `loops` loops in `mode`, whatever path they took.
 
+    The mode of steps whose loops ran in several is `sparse`.
     Steps that a scheduler makes of single programs are not among them: nobody but it knows where they begin.
     """
 
@@ -78,10 +79,25 @@ class GraphSize(_Record, frozen=True, kw_only=True):
     nodes: Count
 
 
+class MassHistogram(_Record, frozen=True, kw_only=True):
+    """Retained mass, the share of the attention's weight on the keys that were kept, of every capture.
+
+    There is a value for each captured row, layer and query head; `counts` are of equal parts of 0 … 1, the first from 0. What
+    it cost: `bytes` copied to the host, and `seconds` of the host's time.
+    """
+
+    values: int
+    mean: float
+    least: float
+    counts: tuple[int, ...]
+    bytes: int
+    seconds: float
+
+
 class CoverageRecord(_Record, frozen=True, kw_only=True):
     """Replays by graph key, fallbacks by reason and shape, decode steps by shape, and the graphs that there could have been.
 
-    Version 1 had neither `steps` nor `graphs`.
+    `retained_mass` is there where it was asked for. Version 1 had neither `steps` nor `graphs`.
     """
 
     schema: Literal["ouro-coverage/2"] = "ouro-coverage/2"
@@ -89,6 +105,7 @@ class CoverageRecord(_Record, frozen=True, kw_only=True):
     fallbacks: tuple[FallbackCount, ...]
     steps: tuple[StepCount, ...]
     graphs: tuple[GraphSize, ...]
+    retained_mass: MassHistogram | None = None
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -211,10 +228,13 @@ class BenchCheck(_Record, frozen=True, kw_only=True):
     same bits. `error` is the largest difference from `reference` as a share of the tolerance, at most 1e9; None where that was
     not compared. `context` is that of a whole `step` or the tokens of a whole `prompt`, 0 for a program in made-up states.
     `right`: nothing is amiss.
+    `uniform` is the program `mixed` held against those of single modes, row for row.
     """
 
     program: str
     bucket: int
+    mode: str = "dense"
+    variant: str = ""
     context: int
     patterns: int
     executors: tuple[str, ...]
@@ -294,6 +314,53 @@ class BenchRecord(_Record, frozen=True, kw_only=True):
     baseline: tuple[BaselineLine, ...]
     prompts: tuple[PromptLine, ...] = ()
     prompt_baseline: tuple[PromptBaseline, ...] = ()
+    notes: tuple[str, ...]
+
+    @property
+    def right(self) -> bool:
+        """Whether no check failed."""
+        return all(check.right for check in self.checks)
+
+
+class SparseLine(_Record, frozen=True, kw_only=True):
+    """Decoding of `rows` rows with `context` tokens each, dense and sparse from one artifact; medians in milliseconds.
+
+    `attention_…` is the attention of all loops of a step, alone; the others are whole steps. Sparse rows keep `retained` keys.
+    `…_share` is the rate at which the dense arm reads what it must, as a share of the rate at which this card reads its memory,
+    None where that was not measured. `mass_ms` is a sparse step whose retained masses are copied to the host, None where that
+    was not asked for, and `mass` the mean of those masses.
+    """
+
+    rows: int
+    bucket: int
+    context: int
+    retained: int
+    attention_dense_ms: float
+    attention_sparse_ms: float
+    attention_ratio: float
+    attention_dense_share: float | None
+    dense_ms: float
+    sparse_ms: float
+    ratio: float
+    dense_share: float | None
+    mass_ms: float | None = None
+    mass: float | None = None
+
+
+class SparseBenchRecord(_Record, frozen=True, kw_only=True):
+    """What `ouro-worker bench sparse` saw; see `BenchRecord` for what both have."""
+
+    schema: Literal["ouro-bench-sparse/1"] = "ouro-bench-sparse/1"
+    identity: str
+    target: str
+    executor: str
+    device: DeviceRecord | None
+    unchecked: str
+    checks: tuple[BenchCheck, ...]
+    key_retention: float
+    read_bytes: int
+    read_tb_s: float | None
+    lines: tuple[SparseLine, ...]
     notes: tuple[str, ...]
 
     @property

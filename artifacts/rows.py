@@ -39,3 +39,22 @@ class Row(IntEnum):
     REFERENCE_SLOT = 5
     GENERATION = 6
     TOKEN = 7
+
+
+SOURCE_LOOP = 1
+"""The loop whose attention sparse rows remember: dense before it, sparse after it."""
+
+
+class Mode(IntEnum):
+    """What a row does in a `mixed` program; -1 in a state is DENSE. A program of one mode does not read it."""
+
+    DENSE = 0  # dense in every loop
+    CAPTURE = 1  # dense before SOURCE_LOOP, captures there, consumes in later loops
+    CONSUME = 2  # consumes in every loop
+
+
+class ReferenceRecord(IntEnum):
+    """Columns of the int32 record of a reference slot's layer, through which readers find out whether it holds anything."""
+
+    GENERATION = 0  # of the binding that captured
+    COUNT = 1  # retained keys of every head; 0 or less: nothing

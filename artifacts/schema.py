@@ -15,7 +15,7 @@ from ouro_build.artifacts.bench_records import ServeBenchRecord, StartupBenchRec
 from ouro_build.artifacts.columns import PlanIndex
 from ouro_build.artifacts.manifest import FORMAT, Manifest
 from ouro_build.artifacts.oracle import Oracle
-from ouro_build.artifacts.records import BenchRecord, CoverageRecord, ObservedRecord, StartupRecord
+from ouro_build.artifacts.records import BenchRecord, CoverageRecord, ObservedRecord, SparseBenchRecord, StartupRecord
 from ouro_build.artifacts.tuning import TuningTable
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -29,6 +29,7 @@ _DESCRIBED: dict[str, tuple[str, Any]] = {
     "observed": ("observed record, version 1", ObservedRecord),
     "bench": ("benchmark record, version 1", BenchRecord),
     "tuning": ("tuning table, version 1", TuningTable),
+    "bench_sparse": ("benchmark of sparse decoding, version 1", SparseBenchRecord),
     "bench_startup": ("start-up benchmark record, version 1", StartupBenchRecord),
     "bench_serve": ("load benchmark record, version 1", ServeBenchRecord),
 }

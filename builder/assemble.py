@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from ouro_build.artifacts.manifest import WEIGHTS, ImageRecord, Manifest, TargetRecord, WeightsRecord
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Specialization
+from ouro_build.artifacts.retention import RETENTION, retained_counts
 from ouro_build.artifacts.writer import Content, plan_files, plan_paths
 from ouro_build.builder.buffers import kv_layout
 from ouro_build.builder.cache import Image
@@ -17,7 +18,6 @@ from ouro_build.builder.tokenizer_files import tokenizer_files
 from ouro_build.builder.toolchain import Toolchain
 from ouro_build.builder.tuned import check_image
 
-MODES = ("dense",)
 _DIGEST_DIGITS = 12
 
 Images = Mapping[str, Image]
@@ -33,7 +33,7 @@ def manifest(preparation: Preparation, work: Work, images: Images, weights: Weig
         model=source.model,
         source=source.record,
         geometry=preparation.geometry,
-        modes=MODES,
+        modes=preparation.geometry.sparse_modes,
         kv=kv,
         kv_digest=kv.digest,
         weights=weights,
@@ -67,6 +67,8 @@ def files(preparation: Preparation, complete: Manifest, work: Work, images: Imag
         found |= {_image_path(target.part, job, image): image.cubin for job, image in made}
     if complete.weights.embedded:
         found[WEIGHTS] = complete.weights.file
+    if preparation.geometry.references:
+        found[RETENTION] = retained_counts(preparation.geometry.max_context, preparation.geometry.key_retention).tobytes()
     if preparation.source.folder is not None:
         found |= {f"tokenizer/{name}": text for name, text in tokenizer_files(preparation.source.folder).items()}
     return found

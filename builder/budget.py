@@ -11,6 +11,7 @@ from ouro_build.artifacts.manifest import MemoryPlan, PoolRecord
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Plan, Pool
+from ouro_build.artifacts.references import slot_arithmetic
 
 MIB = 1 << 20
 # What CUDA takes beside the context, above what was measured. That was on an H200 alone; other parts are taken to need no more.
@@ -54,7 +55,7 @@ def plan_memory(
     left = budget - held - sum(pools.values())
     wanted, least = geometry.max_requests * geometry.table_width, geometry.table_width
     if left < least * block:
-        raise _too_small(part, geometry, budget, held, pools, least * block)
+        raise _too_small(part, model, geometry, budget, held, pools, least * block)
     return MemoryPlan(
         budget=budget,
         reserve=held,
@@ -75,13 +76,19 @@ def size(count: int) -> str:
     return f"{count / unit:.2f} {name}"
 
 
-def _too_small(part: Part, geometry: Geometry, budget: int, held: int, pools: Mapping[Pool, int], kv: int) -> BudgetError:
+def _too_small(
+    part: Part, model: ModelConfig, geometry: Geometry, budget: int, held: int, pools: Mapping[Pool, int], kv: int
+) -> BudgetError:
     needed = held + sum(pools.values()) + kv
     parts = [f"{size(held)} reserve (context, images, graphs)"]
     parts += [f"{size(count)} {pool.name.lower()}" for pool, count in pools.items() if count]
     parts += [f"{size(kv)} KV of one request of {geometry.max_context} tokens"]
+    slots, flags = "", "--max-context, --buckets, --prefill-buckets or --max-requests"
+    if geometry.references:
+        slots = f"; references are {slot_arithmetic(model, geometry.key_capacity, geometry.reference_slots)} and a table"
+        flags = "--max-context, --buckets, --prefill-buckets, --max-requests, --reference-slots or --key-retention"
     return BudgetError(
-        f"{size(budget)} is too small by {size(needed - budget)}: {' + '.join(parts)} = {size(needed)}",
+        f"{size(budget)} is too small by {size(needed - budget)}: {' + '.join(parts)} = {size(needed)}{slots}",
         where=f"--memory for --gpu {part.name}",
-        hint="Raise --memory, or lower --max-context, --buckets, --prefill-buckets or --max-requests.",
+        hint=f"Raise --memory, or lower {flags}.",
     )

@@ -9,15 +9,31 @@ from ouro_build.artifacts.manifest import KV_AXES, KvLayout
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.packing import ALIGNMENT
 from ouro_build.artifacts.plan import Buffer, Pool
-from ouro_build.artifacts.rows import RECORD
+from ouro_build.artifacts.rows import RECORD, ReferenceRecord
 from ouro_build.kernels.read_pool import MOST_PROGRAMS
+
+
+@dataclass(frozen=True)
+class References:
+    """What sparse rows remember, a slot after another, and the table of how many keys they retain.
+
+    A slot's `records` and `mass` say what it holds: its keys, its attention's output and their contribution to that.
+    """
+
+    retained_counts: Buffer
+    records: Buffer
+    mass: Buffer
+    keys: Buffer
+    output: Buffer
+    contribution: Buffer
 
 
 @dataclass(frozen=True)
 class Buffers:
     """Every buffer outside the workspace. Shapes are given where each is made, in `make_buffers`.
 
-    `weights_pool` is all of the weights pool as one buffer of words, to be read as a whole.
+    `weights_pool` is all of the weights pool as one buffer of words, to be read as a whole. `references` is None where no row
+    remembers anything.
     """
 
     weights: dict[str, Buffer]
@@ -34,6 +50,7 @@ class Buffers:
     tokens: Buffer
     weights_pool: Buffer
     read_sums: Buffer
+    references: References | None
 
     def weight(self, name: str, layer: int | None = None) -> Buffer:
         """A packed weight; `name` without `layers.N.` for a layer's."""
@@ -59,6 +76,23 @@ def make_buffers(model: ModelConfig, geometry: Geometry, weights: dict[str, Buff
         tokens=Buffer("tokens", Pool.IO, "int32", (bucket,)),
         weights_pool=Buffer("weights", Pool.WEIGHTS, "int32", (_pool_bytes(weights) // 4,), 0),
         read_sums=Buffer("read_sums", Pool.IO, "int32", (MOST_PROGRAMS,)),
+        references=_references(model, geometry) if geometry.references else None,
+    )
+
+
+def _references(model: ModelConfig, geometry: Geometry) -> References:
+    places = (geometry.reference_slots, model.layers, model.heads)
+
+    def buffer(name: str, dtype: str, *shape: int) -> Buffer:
+        return Buffer(name, Pool.REFERENCES, dtype, shape)
+
+    return References(
+        retained_counts=buffer("retained_counts", "int32", geometry.max_context + 1),
+        records=buffer("reference_records", "int32", *places[:2], len(ReferenceRecord)),
+        mass=buffer("reference_mass", "float32", *places),
+        keys=buffer("reference_keys", "int32", *places, geometry.key_capacity),
+        output=buffer("reference_output", "float32", *places, model.head_dim),
+        contribution=buffer("reference_contribution", "float32", *places, model.head_dim),
     )
 
 

@@ -23,6 +23,8 @@ from ouro_build.artifacts.sizes import SIZE
 from ouro_build.builder.budget import full_requests, size
 from ouro_build.builder.output import facts, progress, stack, table
 from ouro_build.builder.plan_target import Preparation, prepare
+from ouro_build.builder.sparse_spec import SparseSpec, parse_modes
+from ouro_build.builder.sparse_view import sparse_facts
 from ouro_build.builder.spec import BLOCK_SIZES, DTYPES, BuildSpec, advised_buckets, find_parts, parse_buckets
 from ouro_build.builder.tuned import read_tables
 from ouro_build.runtime.paths import NO_CUDA, torch_has_cuda
@@ -83,6 +85,17 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
     "--block-size", type=int, default=16, show_default=True, help=f"Tokens of a KV block: {', '.join(map(str, BLOCK_SIZES))}."
 )
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of weights and activations.  [default: the checkpoint's]")
+@click.option(
+    "--sparse-modes",
+    default="dense",
+    show_default=True,
+    metavar="MODE,…",
+    help="Modes that decode loops are built in: dense,capture,consume,mixed.",
+)
+@click.option("--key-retention", type=float, metavar="R", help="Share of its keys that a sparse row attends to, 0 … 1.")
+@click.option("--key-bucket", type=int, metavar="N", help="Keys a reference slot has room for.  [default: what is retained]")
+@click.option("--reference-slots", type=int, metavar="N", help="Tokens remembered at once.  [default: one a request]")
+@click.option("--reference-memory", type=SIZE, help="All that reference slots may take, e.g. 2GiB.")
 @click.option("--memory", type=SIZE, help="All a worker may hold, e.g. 24GiB.  [default: the part's, less a reserve]")
 @click.option(
     "--weights",
@@ -118,6 +131,11 @@ def cli(
     buckets: str,
     output: Path,
     prefill_buckets: str,
+    sparse_modes: str,
+    key_retention: float | None,
+    key_bucket: int | None,
+    reference_slots: int | None,
+    reference_memory: int | None,
     weights: str,
     tuning: tuple[Path, ...],
     workers: int | None,
@@ -138,6 +156,7 @@ def cli(
         prefill_buckets=parse_buckets(prefill_buckets, "--prefill-buckets"),
         embed_weights=weights == "embed",
         tuning=read_tables(tuning),
+        sparse=SparseSpec(parse_modes(sparse_modes), key_retention, key_bucket, reference_slots, reference_memory),
         **shape,
     )
     if not dry_run:
@@ -253,6 +272,8 @@ def _drawn(result: BuildResult, preparation: Preparation) -> RenderableType:
         ("dtype", preparation.source.model.dtype),
         ("buckets", f"{_joined(geometry.buckets)}; prompt chunks {_joined(geometry.prefill_buckets)}"),
         ("requests", f"{geometry.max_requests} of up to {geometry.max_context} tokens, blocks of {geometry.block_size}"),
+        ("modes", _joined(geometry.sparse_modes)),
+        *sparse_facts(preparation.source.model, geometry),
         *((f"for {t.gpu}", f"{t.plans} plans, {t.launches} launches, {t.images} images") for t in result.targets),
     ]
     done = [("path", result.path), ("identity", result.identity)] if result.identity else [("built", "nothing: dry run")]
@@ -268,8 +289,8 @@ def _memory_rows(memory: MemoryPlan, geometry: Geometry) -> list[tuple[str, str,
     return rows
 
 
-def _joined(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers))
+def _joined(values: tuple[object, ...]) -> str:
+    return ", ".join(map(str, values))
 
 
 if __name__ == "__main__":

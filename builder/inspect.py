@@ -8,12 +8,15 @@ import msgspec
 from rich.console import RenderableType
 
 from ouro_build.artifacts.columns import Columns, GraphEntry, PlanIndex
+from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.manifest import Manifest, TargetRecord
+from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.plan import Constant, Edge, Pool
 from ouro_build.artifacts.reader import TOKENIZER, Artifact
 from ouro_build.artifacts.tuning import TuningRecord
 from ouro_build.builder.budget import size
 from ouro_build.builder.output import facts, stack, table
+from ouro_build.builder.sparse_view import sparse_facts
 
 
 class ImageView(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,6 +225,7 @@ def overview(shown: ArtifactView) -> list[tuple[str, object]]:
         ("prefill buckets", g["prefill_buckets"]),
         ("requests", f"{g['max_requests']} of up to {g['max_context']} tokens, blocks of {g['block_size']}"),
         ("modes", shown.modes),
+        *sparse_facts(msgspec.convert(m, ModelConfig), msgspec.convert(g, Geometry)),
         ("KV layout", shown.kv_digest),
         ("weights", f"{len(w['tensors'])} tensors, {size(w['bytes'])}, {held}"),
         ("tokenizer", shown.tokenizer),

@@ -23,6 +23,7 @@ from ouro_build.artifacts.packing import PackedTensor, WeightSource, weight_buff
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Pool
 from ouro_build.artifacts.records import Reason
+from ouro_build.artifacts.retention import retained_counts
 from ouro_build.artifacts.weight_stream import load_packed
 from ouro_build.builder.buffers import kv_layout, make_buffers
 from ouro_build.builder.planner import place
@@ -32,7 +33,8 @@ from ouro_build.runtime.dispatch import Dispatcher
 from ouro_build.runtime.engine import Engine, Request
 from ouro_build.runtime.load_time import load_time_values
 from ouro_build.runtime.memory import HostMemory
-from ouro_build.runtime.reference import ReferenceExecutor, require_torch
+from ouro_build.runtime.reference import ReferenceExecutor, UnbuiltModes, require_torch
+from ouro_build.runtime.references import fill_references
 from ouro_build.runtime.selftest import clear_margin
 from ouro_build.runtime.step import Steps
 
@@ -72,7 +74,7 @@ def make_oracle(model: ModelConfig, geometry: Geometry, part: Part, weights: Wei
     )
     wide = msgspec.structs.replace(model, dtype=DTYPE)
     with _one_thread():
-        steps = _steps(wide, shapes, part, WidenedWeights(weights, model))
+        steps = recorded_steps(wide, shapes, part, WidenedWeights(weights, model))
         engine = Engine(steps, PROMPTS * shapes.table_width, PROMPTS)
         for request in requests:
             engine.submit(request)
@@ -109,8 +111,10 @@ class WidenedWeights:
         return convert(self._weights.read(packed, start, stop), packed.dtype, tensor.dtype)
 
 
-def _steps(model: ModelConfig, geometry: Geometry, part: Part, weights: WeightSource) -> Steps:
-    """Steps over programs recorded for nothing else, with room for every request that `geometry` declares."""
+def recorded_steps(
+    model: ModelConfig, geometry: Geometry, part: Part, weights: WeightSource, *, retained_mass: bool = False
+) -> Steps:
+    """Steps by the reference over programs recorded for nothing else, with room for every request of `geometry`."""
     buffers = make_buffers(model, geometry, weight_buffers(model))
     placement = place(Programs(model, geometry, part, buffers).record(), buffers)
     blocks = geometry.max_requests * geometry.table_width
@@ -118,7 +122,7 @@ def _steps(model: ModelConfig, geometry: Geometry, part: Part, weights: WeightSo
     for offset, data in load_packed(weights, model):
         memory.write(Pool.WEIGHTS, offset, data)
     plans = encode(placement.plans, placement.buffers, ())
-    return reference_steps(model, geometry, part, plans, memory, blocks, CoverageCounter())
+    return reference_steps(model, geometry, part, plans, memory, blocks, CoverageCounter(), retained_mass=retained_mass)
 
 
 def reference_steps(
@@ -130,15 +134,21 @@ def reference_steps(
     blocks: int,
     coverage: CoverageCounter,
     kv_axes: tuple[str, ...] = KV_AXES,
+    *,
+    retained_mass: bool = False,
 ) -> Steps:
     """Steps by the reference over plans that are in no artifact yet; `memory` has `blocks` KV blocks."""
     index, columns = plans
     values = load_time_values(kv_layout(model, geometry, kv_axes), blocks, part.sm_count)
     executor = ReferenceExecutor(index, columns, memory, values)
-    dispatcher = Dispatcher((executor,), coverage, Reason.NO_DEVICE, {})
+    unbuilt = UnbuiltModes(index, columns, memory, values, geometry=geometry)
+    dispatcher = Dispatcher((executor,), coverage, Reason.NO_DEVICE, {}, unbuilt)
     memory.fill(Pool.STATE, 0xFF)
     memory.fill(Pool.IO, 0xFF)
-    return Steps(model, geometry, {b.name: b for b in index.buffers}, memory, dispatcher, coverage)
+    buffers = {b.name: b for b in index.buffers}
+    if geometry.references:
+        fill_references(memory, buffers, retained_counts(geometry.max_context, geometry.key_retention))
+    return Steps(model, geometry, buffers, memory, dispatcher, coverage, retained_mass=retained_mass)
 
 
 def _margin(logits: NDArray[np.float32]) -> int:

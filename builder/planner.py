@@ -51,7 +51,9 @@ def persistent(buffers: Buffers) -> tuple[Buffer, ...]:
     """
     b = buffers
     state = (b.row_state, b.hidden, b.gate_logits, b.exit_probability, b.block_tables)
-    return (b.kv, *state, b.coda_batch, b.batch, b.inputs, b.logits, b.tokens, b.read_sums)
+    r = b.references
+    remembered = () if r is None else (r.retained_counts, r.records, r.mass, r.keys, r.output, r.contribution)
+    return (b.kv, *state, *remembered, b.coda_batch, b.batch, b.inputs, b.logits, b.tokens, b.read_sums)
 
 
 def workspace(plan: Plan) -> dict[Buffer, int]:

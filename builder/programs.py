@@ -11,10 +11,9 @@ from ouro_build.artifacts.plan import Buffer, Plan, ProgramKey
 from ouro_build.artifacts.rows import RECORD
 from ouro_build.builder.buffers import Buffers
 from ouro_build.builder.record import Recorder
+from ouro_build.builder.sparse import Attention, LoopAttention, SparseAttention
 from ouro_build.kernels.advance import advance
 from ouro_build.kernels.argmax import argmax
-from ouro_build.kernels.attention_decode import attention_decode, split_rule
-from ouro_build.kernels.attention_merge import attention_merge
 from ouro_build.kernels.attention_prefill import attention_prefill
 from ouro_build.kernels.bind import bind
 from ouro_build.kernels.embedding import embedding
@@ -30,10 +29,6 @@ from ouro_build.kernels.resolve import resolve
 from ouro_build.kernels.rms_norm import rms_norm
 from ouro_build.kernels.rope_kv_write import rope_kv_write
 from ouro_build.kernels.silu_mul import silu_mul
-from ouro_build.kernels.split_contexts import SPLIT_RECORD, split_contexts
-
-Attention = Callable[[Buffer, Buffer, int], None]
-"""Records a layer's attention: queries, output, layer."""
 
 
 class Programs:
@@ -44,11 +39,11 @@ class Programs:
         self._geometry = geometry
         self._part = part
         self._buffers = buffers
+        self._attention = SparseAttention(model, geometry, part, buffers)
 
     def record(self) -> tuple[Plan, ...]:
         """A plan for every declared (program, bucket, mode)."""
         decode: dict[str, Callable[[int], Plan]] = {
-            "recurrent": self.recurrent,
             "coda": self.coda,
             "sample": self.sample,
             "advance": self.advance,
@@ -57,6 +52,7 @@ class Programs:
         rows = sorted({*self._geometry.buckets, *self._geometry.prefill_buckets})
         plans = [self.prelude(bucket) for bucket in rows]
         plans += [self.prefill(bucket) for bucket in self._geometry.prefill_buckets]
+        plans += [self.recurrent(bucket, *form) for form in self._attention.forms() for bucket in self._geometry.buckets]
         plans += [make(bucket) for make in decode.values() for bucket in self._geometry.buckets]
         return (*plans, self.read())
 
@@ -72,9 +68,10 @@ class Programs:
         recorder.add(embedding(part, rows=rows, weight=b.weight("embedding"), hidden=b.hidden))
         return recorder.plan()
 
-    def recurrent(self, bucket: int) -> Plan:
+    def recurrent(self, bucket: int, mode: str = "dense", variant: str = "") -> Plan:
         """One loop over rows of any loop, one query a row."""
-        return self._loop(Recorder(ProgramKey("recurrent", bucket)), bucket, self._decode_attention)
+        recorder = Recorder(ProgramKey("recurrent", bucket, mode, variant))
+        return self._loop(recorder, bucket, self._attention.of(mode, variant))
 
     def prefill(self, bucket: int) -> Plan:
         """One loop over prompt rows; a request's rows are adjacent and ascending."""
@@ -134,7 +131,7 @@ class Programs:
     def _coda_rows(self, recorder: Recorder, bucket: int) -> Buffer:
         return self._resolve(recorder, bucket, self._buffers.coda_batch, self._model.loops + 1)
 
-    def _loop(self, recorder: Recorder, bucket: int, attention: Callable[[Recorder, Buffer], Attention]) -> Plan:
+    def _loop(self, recorder: Recorder, bucket: int, attention: LoopAttention) -> Plan:
         m, b, part, eps = self._model, self._buffers, self._part, self._model.eps
 
         def workspace(name: str, *shape: int) -> Buffer:
@@ -217,29 +214,6 @@ class Programs:
         gate_up = recorder.workspace(f"gate_up.{layer}", m.dtype, bucket, 2 * m.intermediate_size)
         recorder.add(linear(part, rows=rows, x=x, weight=weight, out=gate_up))
         recorder.add(silu_mul(part, rows=rows, gate_up=gate_up, out=out))
-
-    def _decode_attention(self, recorder: Recorder, rows: Buffer) -> Attention:
-        """Cut the rows' contexts once; what a layer adds."""
-        m, b, part, bucket = self._model, self._buffers, self._part, rows.sizes[0]
-        rule = split_rule(part, bucket, m.heads, m.kv_heads, m.head_dim, m.dtype)
-        most = rule.most(self._geometry.max_context)
-        splits = recorder.workspace("splits", "int32", bucket * most, SPLIT_RECORD + rule.tile)
-        counts = recorder.workspace("counts", "int32", bucket)
-        recorder.add(
-            split_contexts(part, rows=rows, block_tables=b.block_tables, splits=splits, counts=counts, rule=rule,
-                           block_size=self._geometry.block_size)
-        )  # fmt: skip
-
-        def attend(q: Buffer, out: Buffer, layer: int) -> None:
-            partial = recorder.workspace(f"partial.{layer}", "float32", bucket, m.heads, most, m.head_dim)
-            sums = recorder.workspace(f"sums.{layer}", "float32", bucket, m.heads, most, 2)
-            recorder.add(
-                attention_decode(part, splits=splits, q=q, block_tables=b.block_tables, kv=b.kv, partial=partial,
-                                 sums=sums, layer=layer, layers=m.layers, rule=rule)
-            )  # fmt: skip
-            recorder.add(attention_merge(part, counts=counts, partial=partial, sums=sums, out=out))
-
-        return attend
 
     def _prefill_attention(self, recorder: Recorder, rows: Buffer) -> Attention:
         m, b, part = self._model, self._buffers, self._part

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.parts import Part, find_part
 from ouro_build.artifacts.records import CoverageRecord
 from ouro_build.artifacts.tuning import TuningTable
+from ouro_build.builder.sparse_spec import SparseSpec
 from ouro_build.builder.tuned import check_tables
 
 MAX_BUCKET = 1024
@@ -43,6 +44,7 @@ class BuildSpec:
     embed_weights: bool = True
     seed: int = 0
     tuning: tuple[TuningTable, ...] = ()
+    sparse: SparseSpec = field(default_factory=SparseSpec)
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -61,16 +63,18 @@ class BuildSpec:
         check_tables(self.tuning, self.parts)
 
     def geometry(self, model: ModelConfig) -> Geometry:
-        """The declared shapes, with defaults that depend on `model` filled in. Raises UsageError for what it cannot do."""
+        """The declared shapes, with defaults that depend on `model` filled in. Raises UsageError or BudgetError."""
         context = min(MAX_CONTEXT_DEFAULT, model.max_position) if self.max_context is None else self.max_context
         if context > model.max_position:
             raise UsageError(f"{context} is more than the model's {model.max_position} positions", where="--max-context")
+        requests = self.buckets[-1] if self.max_requests is None else self.max_requests
         return Geometry(
             buckets=self.buckets,
             prefill_buckets=self.prefill_buckets,
             max_context=context,
-            max_requests=self.buckets[-1] if self.max_requests is None else self.max_requests,
+            max_requests=requests,
             block_size=self.block_size,
+            **self.sparse.geometry(model, context, requests),
         )
 
 

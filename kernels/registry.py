@@ -13,9 +13,12 @@ from ouro_build.kernels.spec import Kernel
 NAMES: tuple[str, ...] = (
     "advance",
     "argmax",
+    "attention_capture",
     "attention_decode",
     "attention_merge",
     "attention_prefill",
+    "attention_retained",
+    "attention_select",
     "bind",
     "embedding",
     "exit_gate",
@@ -28,8 +31,10 @@ NAMES: tuple[str, ...] = (
     "read_pool",
     "residual_norm",
     "resolve",
+    "retained_merge",
     "rms_norm",
     "rope_kv_write",
+    "route_rows",
     "silu_mul",
     "split_contexts",
 )

@@ -12,7 +12,7 @@ from ouro_build.artifacts.errors import ArtifactError, RequestError
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.plan import Buffer, Pool
-from ouro_build.artifacts.rows import RECORD
+from ouro_build.artifacts.rows import RECORD, InputColumn, Mode
 from ouro_build.runtime.memory import Memory
 
 _ANY = np.iinfo(np.int32).max
@@ -24,7 +24,9 @@ class RowInput(NamedTuple):
     `token` is the row's input; a slot that decodes holds the token sampled last. `position` >= 0 starts the slot anew at
     that position; after each step the device moves it on. `request` is the index of the request's block table, below
     `geometry.max_requests`. `block` is the KV block that holds the row's position, given when the position is the first of a
-    block. The slot keeps `mode`, `reference_slot` and `generation`; no program of this version reads them.
+    block. `mode`, one of `Mode`, says what the row does in its loops, and is DENSE in a slot that is started anew without it; a
+    row that captures or consumes has a `reference_slot` under the `generation` of its lease (`Steps.references`), or
+    `geometry.padding_slot` for none.
     """
 
     slot: int
@@ -39,7 +41,16 @@ class RowInput(NamedTuple):
 
 def row_limits(model: ModelConfig, geometry: Geometry, kv_blocks: int) -> RowInput:
     """What every column of a row must be below: the device uses them as indices and checks none of them."""
-    return RowInput(geometry.slots, model.vocab_size, geometry.max_context, geometry.max_requests, kv_blocks, _ANY, _ANY, _ANY)
+    return RowInput(
+        slot=geometry.slots,
+        token=model.vocab_size,
+        position=geometry.max_context,
+        request=geometry.max_requests,
+        block=kv_blocks,
+        mode=len(Mode),
+        reference_slot=geometry.padding_slot + 1,
+        generation=_ANY,
+    )
 
 
 class StepInputs:
@@ -84,6 +95,7 @@ class StepInputs:
         named = table[table[:, 0] >= 0, 0]
         if len(np.unique(named)) != len(named):
             raise RequestError(f"two rows name one state slot: {named.tolist()}", where="rows")
+        table[(table[:, InputColumn.POSITION] >= 0) & (table[:, InputColumn.MODE] < 0), InputColumn.MODE] = Mode.DENSE
         return table.astype(np.int32)
 
     def _slots(self, slots: Sequence[int]) -> NDArray[np.int64]:

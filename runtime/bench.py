@@ -62,7 +62,7 @@ def bench_decode(
     fit, DeviceError if the device fails.
     """
     machine = probe(device)
-    bench = _Bench(artifact, choose_path(artifact.manifest, machine, executor, None), machine, weights, device)
+    bench = Bench(artifact, choose_path(artifact.manifest, machine, executor, None), machine, weights, device)
     if baseline:
         check_baseline(bench.path)
     for rows, context in shapes:
@@ -92,7 +92,7 @@ def step_launches(manifest: Manifest, index: PlanIndex, bucket: int) -> tuple[in
 def make_line(manifest: Manifest, index: PlanIndex, shape: Shape, ms: float, read_tb_s: float | None) -> BenchLine:
     """What a step of `shape` that takes `ms` milliseconds amounts to."""
     rows, context = shape
-    bucket = _bucket(manifest, rows)
+    bucket = bucket_of(manifest, rows)
     moved = step_bytes(manifest, rows, context)
     launches, launches_layer = step_launches(manifest, index, bucket)
     rate = moved / ms / 1e9
@@ -110,14 +110,20 @@ def make_line(manifest: Manifest, index: PlanIndex, shape: Shape, ms: float, rea
     )
 
 
-def _bucket(manifest: Manifest, rows: int) -> int:
+def bucket_of(manifest: Manifest, rows: int) -> int:
+    """The bucket that `rows` rows are padded to."""
     return next(bucket for bucket in manifest.geometry.buckets if bucket >= rows)
 
 
-def _check(program: str, bucket: int, context: int, found: Compared) -> BenchCheck:
+def check_of(
+    program: str, bucket: int, found: Compared, *, mode: str = "dense", variant: str = "", context: int = 0
+) -> BenchCheck:
+    """What `found` says of a program, as a record."""
     return BenchCheck(
         program=program,
         bucket=bucket,
+        mode=mode,
+        variant=variant,
         context=context,
         patterns=found.patterns,
         executors=found.executors,
@@ -128,7 +134,7 @@ def _check(program: str, bucket: int, context: int, found: Compared) -> BenchChe
 
 
 @dataclass(frozen=True)
-class _Bench:
+class Bench:
     """What is measured, and where."""
 
     artifact: Artifact
@@ -141,11 +147,11 @@ class _Bench:
         """Check, and time what is right."""
         manifest, geometry = self.artifact.manifest, self.artifact.manifest.geometry
         say("checking programs in made-up states")
-        buckets = sorted({_bucket(manifest, rows) for rows, _ in shapes})
+        buckets = sorted({bucket_of(manifest, rows) for rows, _ in shapes})
         keys = [ProgramKey(program, bucket) for bucket in buckets for program in CHECKED]
         keys = list(dict.fromkeys((*keys, *(prompt_keys(geometry, prompts) if prompts else ()))))
-        with self._opened(blocks_needed(geometry, max(key.bucket for key in keys))) as pools:
-            checks, unchecked = self._programs(pools, keys)
+        with self.opened(blocks_needed(geometry, max(key.bucket for key in keys))) as pools:
+            checks, unchecked = self.programs(pools, keys)
         checks += self._prompts(prompts, say)
         record = BenchRecord(
             identity=self.artifact.identity,
@@ -169,7 +175,8 @@ class _Bench:
         return record
 
     @contextmanager
-    def _opened(self, kv_blocks: int) -> Iterator[Pools]:
+    def opened(self, kv_blocks: int) -> Iterator[Pools]:
+        """The artifact's pools with `kv_blocks` KV blocks."""
         path = replace(self.path, kv_blocks=kv_blocks)
         driver = open_driver(self.device) if path.on_device else None
         pools = open_pools(self.artifact, path, Loading(weights=self.weights), StartupClock(), driver)
@@ -178,15 +185,17 @@ class _Bench:
         finally:
             pools.close()
 
-    def _programs(self, pools: Pools, keys: Sequence[ProgramKey]) -> tuple[tuple[BenchCheck, ...], str]:
+    def programs(self, pools: Pools, keys: Sequence[ProgramKey]) -> tuple[tuple[BenchCheck, ...], str]:
         """Try `keys`, programs that take nearly all of the time; and say why there was no reference to compare with, if so."""
         reference, unchecked = self._reference(pools)
         trial = Trial(self.artifact.manifest, pools, reference, self.device)
         try:
-            return tuple(_check(key.program, key.bucket, 0, trial.compare(key)) for key in keys), unchecked
+            found = [(key, trial.compare(key)) for key in keys]
         finally:
             if reference is not None:
                 reference.close()
+        checks = [check_of(k.program, k.bucket, seen, mode=k.mode, variant=k.variant) for k, seen in found]
+        return tuple(checks), unchecked
 
     def _prompts(self, prompts: Sequence[int], say: Callable[[str], None]) -> tuple[BenchCheck, ...]:
         """Check the prefill of whole prompts over a KV pool that has just room for the longest."""
@@ -194,13 +203,13 @@ class _Bench:
             return ()
         model, geometry = self.artifact.manifest.model, self.artifact.manifest.geometry
         checks = []
-        with self._opened(blocks_of(geometry, max(prompts))) as pools:
+        with self.opened(blocks_of(geometry, max(prompts))) as pools:
             snapshot: Snapshot
             snapshot = HostSnapshot(pools.memory) if self._lacks_torch() else TorchSnapshot(pools.memory, self.device)
             for tokens in prompts:
                 say(f"checking the prefill of {tokens} tokens")
                 found = Prompt(model, geometry, pools, tokens).compare(snapshot)
-                checks.append(_check("prompt", prompt_bucket(geometry, tokens), tokens, found))
+                checks.append(check_of("prompt", prompt_bucket(geometry, tokens), found, context=tokens))
         return tuple(checks)
 
     def _lacks_torch(self) -> str:
@@ -226,12 +235,12 @@ class _Bench:
         """Check whole steps at their contexts, all of them, then time them, prompts and the reading of the weights."""
         manifest = self.artifact.manifest
         blocks = max(rows * blocks_of(manifest.geometry, context) for rows, context in [*shapes, *((1, t) for t in prompts)])
-        with self._opened(blocks) as pools:
+        with self.opened(blocks) as pools:
             checks = list(record.checks)
             for rows, context in shapes:
                 say(f"checking a step of {rows} rows, context {context}")
                 found = DecodeStep(manifest.model, manifest.geometry, pools, rows, context).compare()
-                checks.append(_check("step", _bucket(manifest, rows), context, found))
+                checks.append(check_of("step", bucket_of(manifest, rows), found, context=context))
             failures = tuple(f"{error.where}: {error.what}" for error in pools.failures.values())
             record = msgspec.structs.replace(record, checks=tuple(checks), notes=(*record.notes, *pools.notes, *failures))
             if not record.right:

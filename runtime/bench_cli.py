@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
 from ouro_build.artifacts.console import Output
 from ouro_build.artifacts.errors import UsageError
+from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import open_artifact
-from ouro_build.artifacts.records import BenchCheck, BenchRecord
+from ouro_build.artifacts.records import BenchCheck, BenchRecord, SparseBenchRecord
 from ouro_build.runtime.bench_serve_cli import serve_command
 from ouro_build.runtime.bench_startup_cli import startup_command
 from ouro_build.runtime.numbers import numbers
@@ -27,6 +29,12 @@ _COLUMNS = (
     "torch graph ms",
 )  # fmt: skip
 _PREFILL_COLUMNS = ("tokens", "chunks", "ms", "tokens/s", "TFLOP/s", "torch eager ms", "torch tokens/s")
+
+_SPARSE_COLUMNS = (
+    "rows", "context", "keys", "attention dense ms", "sparse ms", "ratio", "dense of reading", "step dense ms", "sparse ms",
+    "ratio", "dense of reading", "with mass ms",
+)  # fmt: skip
+AnyBench = TypeVar("AnyBench", BenchRecord, SparseBenchRecord)
 
 
 @click.group("bench")
@@ -73,11 +81,53 @@ def decode_command(
         opened, wanted, prompts=prompts, executor=executor, weights=weights, device=device, baseline=baseline is not None,
         say=out.say,
     )  # fmt: skip
+    return _show(out, record, _drawn)
+
+
+@bench.command("sparse")
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--rows", help="Row counts, e.g. 1,8.  [default with --context: 1,8]")
+@click.option("--context", help="Tokens that every row has, one number or several.  [default with --rows: 1024]")
+@click.option("--executor", type=click.Choice(("auto", "graph", "launch", "reference")), default="auto", show_default=True,
+              help="The path to take.")  # fmt: skip
+@click.option("--weights", help="Where the weights are, if not in the artifact: DIR, FILE or preset:NAME.")
+@click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="CUDA device number.")
+@click.option("--retained-mass", is_flag=True, help="Also time a sparse step whose retained masses are copied to the host.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def sparse_command(
+    artifact: Path,
+    rows: str | None,
+    context: str | None,
+    executor: Choice,
+    weights: str | None,
+    device: int,
+    retained_mass: bool,
+    as_json: bool,
+) -> int:
+    """Check every mode of the loops, then time sparse decoding against dense, attention alone and whole steps.
+
+    Without --rows and --context: every usual shape that the artifact and this machine have room for.
+    """
+    from ouro_build.runtime.bench_sparse import bench_sparse  # a worker that only runs should not load it
+
+    shapes = None
+    if rows is not None or context is not None:
+        shapes = list(product(numbers(rows or "1,8", "--rows"), numbers(context or "1024", "--context")))
+    out = Output(json=as_json)
+    record = bench_sparse(
+        open_artifact(artifact, "all_but_weights"), shapes, executor=executor, weights=weights, device=device,
+        retained_mass=retained_mass, say=out.say,
+    )  # fmt: skip
+    return _show(out, record, _drawn_sparse)
+
+
+def _show(out: Output, record: AnyBench, draw: Callable[[AnyBench], RenderableType]) -> int:
+    """Print what a benchmark saw; the exit code."""
     for note in record.notes:
         out.say(f"note: {note}")
     if record.unchecked:
         out.say(f"not checked against the reference: {record.unchecked}")
-    out.data(record, _drawn)
+    out.data(record, draw)
     if not record.right:
         out.say("a check failed, so nothing was timed; please report it, and do not deploy the artifact here")
     return 0 if record.right else 1
@@ -98,6 +148,29 @@ def _shapes(rows: str | None, context: str | None, shapes: str | None) -> list[S
     return list(dict.fromkeys(found))
 
 
+def _drawn_sparse(record: SparseBenchRecord) -> RenderableType:
+    """The times, or the checks where one failed."""
+    if not record.right:
+        return "\n".join(map(_check_text, record.checks))
+    from rich.table import Table
+
+    read = "" if record.read_tb_s is None else f", which reads {record.read_bytes / 1e9:.2f} GB at {record.read_tb_s:.3g} TB/s"
+    title = f"sparse over dense by {record.executor} on {_where(record)}, {record.key_retention:g} of the keys retained{read}"
+    shown = Table(*_SPARSE_COLUMNS, title=title)
+    for line in record.lines:
+        mass = "–" if line.mass_ms is None else f"{line.mass_ms:.3f}"
+        shown.add_row(
+            str(line.rows), str(line.context), str(line.retained), f"{line.attention_dense_ms:.3f}",
+            f"{line.attention_sparse_ms:.3f}", f"{line.attention_ratio:.3f}", _share(line.attention_dense_share),
+            f"{line.dense_ms:.3f}", f"{line.sparse_ms:.3f}", f"{line.ratio:.3f}", _share(line.dense_share), mass,
+        )  # fmt: skip
+    return shown
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
 def _drawn(record: BenchRecord) -> RenderableType:
     """The times, or the checks where one failed."""
     if not record.right:
@@ -114,12 +187,12 @@ def _decode_table(record: BenchRecord) -> RenderableType:
     shown = Table(*_COLUMNS, title=f"decode by {record.executor} on {_where(record)}{read}")
     torch_times = {(line.rows, line.context): line for line in record.baseline}
     for line in record.lines:
-        share = "–" if line.read_share is None else f"{line.read_share:.3f}"
         torch = torch_times.get((line.rows, line.context))
         eager, graph = ("–", "–") if torch is None else (f"{torch.eager_ms:.2f}", f"{torch.graph_ms:.2f}")
         shown.add_row(
             str(line.rows), str(line.bucket), str(line.context), f"{line.ms:.3f}", f"{line.bytes / 1e9:.2f}",
-            f"{line.tb_s:.3g}", share, str(line.launches), f"{line.launches_layer:.1f}", f"{line.tokens_s:.0f}", eager, graph,
+            f"{line.tb_s:.3g}", _share(line.read_share), str(line.launches), f"{line.launches_layer:.1f}",
+            f"{line.tokens_s:.0f}", eager, graph,
         )  # fmt: skip
     return shown
 
@@ -139,7 +212,7 @@ def _prefill_table(record: BenchRecord) -> RenderableType:
     return shown
 
 
-def _where(record: BenchRecord) -> str:
+def _where(record: BenchRecord | SparseBenchRecord) -> str:
     return record.device.name if record.device else "the host"
 
 
@@ -148,7 +221,6 @@ def _check_text(check: BenchCheck) -> str:
     error = "not compared" if check.error is None else f"{check.error:.3g} tolerances"
     bits = "bit-equal" if check.bit_equal else "bits DIFFER"
     verdict = "right" if check.right else "WRONG"
-    return (
-        f"{check.program}/{check.bucket}{at}: {verdict}; {bits} ({', '.join(check.executors)}; {check.patterns} patterns), "
-        f"reference: {error}"
-    )
+    key = ProgramKey(check.program, check.bucket, check.mode, check.variant)
+    seen = f"{bits} ({', '.join(check.executors)}; {check.patterns} patterns)"
+    return f"{key}{at}: {verdict}; {seen}, reference: {error}"

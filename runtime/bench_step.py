@@ -11,10 +11,12 @@ from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.plan import Pool, ProgramKey
+from ouro_build.artifacts.rows import Mode
 from ouro_build.runtime.batch import RowInput
 from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.dispatch import Dispatcher
 from ouro_build.runtime.executor import Executor
+from ouro_build.runtime.memory import Memory
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.step import Steps
 from ouro_build.runtime.timing import measure
@@ -25,39 +27,67 @@ _KV_BYTE = 0x3C
 """Every byte of keys and values: finite in every type, about 0.01."""
 UNSET = 0xFF
 """Every byte of state, inputs and outputs that nothing was written to."""
+_PATTERN = 4_194_301
+"""Values until varied ones repeat: a prime, so that no two rows, planes or layers have the same at the same place."""
 
 
 class DecodeStep:
     """Steps of `rows` rows, each a request of its own with `context` tokens, the one being decoded included.
 
-    The host's inputs stay as they were written, so every prelude puts the rows back at `context` - 1.
+    The host's inputs stay as they were written, so every prelude puts the rows back at `context` - 1. `sparse` rows capture
+    in the source loop and consume in those after it; `retained_mass` also copies the masses of captures to the host. Keys and
+    values are all alike unless they are to be `varied`, as sparse rows need them: they choose among the keys.
     """
 
-    def __init__(self, model: ModelConfig, geometry: Geometry, pools: Pools, rows: int, context: int) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        geometry: Geometry,
+        pools: Pools,
+        rows: int,
+        context: int,
+        *,
+        sparse: bool = False,
+        varied: bool = False,
+        retained_mass: bool = False,
+    ) -> None:
         self._model, self._geometry, self._pools = model, geometry, pools
         self.rows, self.context = rows, context
+        self._sparse, self._retained_mass = sparse, retained_mass
         memory = pools.memory
-        memory.fill(Pool.KV, _KV_BYTE)
+        if varied:
+            vary(memory, Pool.KV, model.dtype)
+        else:
+            memory.fill(Pool.KV, _KV_BYTE)
         memory.fill(Pool.STATE, UNSET)
         memory.fill(Pool.IO, UNSET)
         tables = self._tables()
         block_tables = next(buffer for buffer in pools.index.buffers if buffer.name == "block_tables")
         memory.write(Pool.STATE, block_tables.offset, tables)
-        self._steps = steps_over(model, geometry, pools, pools.executors)
-        self._steps.describe(self._inputs(tables), range(rows))
+        self._rows = self._inputs(tables)
+        self._steps = self._over(pools.executors)
 
     def run(self, steps: Steps | None = None) -> None:
         """Submit the whole step."""
         steps = steps or self._steps
         steps.run("prelude", self.rows)
         for _ in range(self._model.loops):
-            steps.run("recurrent", self.rows)
+            steps.run_loop(self.rows)
         for program in ("coda", "sample", "advance"):
             steps.run(program, self.rows)
+
+    def start(self) -> None:
+        """Submit only what puts the rows at their context, in loop 0."""
+        self._steps.run("prelude", self.rows)
 
     def seconds(self) -> list[float]:
         """Seconds a step, of several batches of steps between two synchronisations."""
         return measure(self.run, self._pools.memory.synchronize)
+
+    def mean_mass(self) -> float | None:
+        """Mean retained mass of the captures so far, where they were copied."""
+        mass = self._steps.retained_mass
+        return None if mass is None else mass.record().mean
 
     def compare(self) -> Compared:
         """Run the step by every executor that is here (by one alone, twice): all must leave the same state and outputs.
@@ -71,11 +101,25 @@ class DecodeStep:
         right = logits is not None and bool(np.isfinite(logits).all()) and all(bits == seen[0] for bits in seen)
         return Compared(1, tuple(e.name for e in executors), right, None)
 
-    def _outcome(self, executor: Executor) -> tuple[bytes, bytes]:
-        self.run(steps_over(self._model, self._geometry, self._pools, [executor]))
+    def _outcome(self, executor: Executor) -> tuple[bytes, ...]:
+        self.run(self._over([executor]))
         memory = self._pools.memory
-        state, io = (memory.read(pool, 0, memory.size(pool)) for pool in (Pool.STATE, Pool.IO))
-        return state.tobytes(), io.tobytes()
+        return tuple(memory.read(p, 0, memory.size(p)).tobytes() for p in (Pool.STATE, Pool.IO, Pool.REFERENCES))
+
+    def _over(self, executors: Sequence[Executor]) -> Steps:
+        steps = steps_over(self._model, self._geometry, self._pools, executors, retained_mass=self._retained_mass)
+        steps.describe([self._sparse_row(steps, row) for row in self._rows], range(self.rows))
+        return steps
+
+    def _sparse_row(self, steps: Steps, row: RowInput) -> RowInput:
+        """The row in the mode that it is to have, with a reference slot where it needs one."""
+        if not self._sparse:
+            return row
+        row = row._replace(mode=Mode.CAPTURE)
+        if steps.references is None:
+            return row
+        (lease,) = steps.references.bind(row.slot)
+        return row._replace(reference_slot=lease.slot, generation=lease.generation)
 
     def _tables(self) -> NDArray[np.int32]:
         """Block tables: every request's blocks lie anywhere in the pool."""
@@ -93,12 +137,23 @@ class DecodeStep:
         return [RowInput(row, tokens[row], position, row, blocks[row]) for row in range(self.rows)]
 
 
-def steps_over(model: ModelConfig, geometry: Geometry, pools: Pools, executors: Sequence[Executor]) -> Steps:
+def vary(memory: Memory, pool: Pool, dtype: str) -> None:
+    """Fill the pool with values of `dtype` from a standard normal distribution, which repeat after `_PATTERN`."""
+    values = np.random.default_rng(2).standard_normal(_PATTERN, np.float32)
+    raw = (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values  # its upper half
+    size = min(raw.nbytes, memory.size(pool))
+    memory.write(pool, 0, raw.view(np.uint8)[:size])
+    memory.repeat(pool, size)
+
+
+def steps_over(
+    model: ModelConfig, geometry: Geometry, pools: Pools, executors: Sequence[Executor], *, retained_mass: bool = False
+) -> Steps:
     """Steps over `pools` by `executors`, the first that has a program runs it; what they count is not kept."""
     coverage = CoverageCounter()
     dispatcher = Dispatcher(executors, coverage, None, {})
     buffers = {buffer.name: buffer for buffer in pools.index.buffers}
-    return Steps(model, geometry, buffers, pools.memory, dispatcher, coverage)
+    return Steps(model, geometry, buffers, pools.memory, dispatcher, coverage, retained_mass=retained_mass)
 
 
 def blocks_of(geometry: Geometry, context: int) -> int:

@@ -23,7 +23,7 @@ from ouro_build.runtime.selftest import SelfTest, self_test
 from ouro_build.runtime.start import Start
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.worker import Output as Generated
-from ouro_build.runtime.worker import Prompt, Worker, load
+from ouro_build.runtime.worker import Prompt, SparseChoice, Worker, load
 
 _BENCH = "bench"
 _EXECUTORS = ("auto", "graph", "launch", "reference")
@@ -99,6 +99,18 @@ def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--coverage-out", type=click.Path(path_type=Path), help="Write what ran by graphs and what did not here, as JSON."
 )
+@click.option(
+    "--sparse",
+    type=click.Choice(("auto", "off")),
+    default="auto",
+    show_default=True,
+    help="auto: decode sparsely where the artifact has sparse modes; off: dense.",
+)
+@click.option(
+    "--retained-mass",
+    is_flag=True,
+    help="Put a histogram of what captures retain into the coverage record. Costs a small copy a step.",
+)
 @click.option("--startup-out", type=click.Path(path_type=Path), help="Write where start-up time went here, as JSON.")
 @metrics_port
 def run_command(
@@ -112,6 +124,8 @@ def run_command(
     logits: Path | None,
     coverage_out: Path | None,
     startup_out: Path | None,
+    sparse: SparseChoice,
+    retained_mass: bool,
     metrics_port: int | None,
     executor: Choice,
     weights: str | None,
@@ -139,6 +153,8 @@ def run_command(
         memory=memory,
         device=device,
         max_requests=max_requests,
+        sparse=sparse,
+        retained_mass=retained_mass,
         verify=verify,
         coverage=coverage,
         start=start,
@@ -162,7 +178,8 @@ def run_command(
 def selftest_command(start: Start | None, artifact: Path, coverage_in: Path | None, as_json: bool, **options: Any) -> int:
     """Decode the oracle, the prompt whose answer the build recorded, and compare; exit 1 if a clear choice differs."""
     out = Output(json=as_json)
-    with load(artifact, coverage=_coverage(coverage_in), start=start, **options) as worker:
+    # sparse off: as the oracle was decoded
+    with load(artifact, sparse="off", coverage=_coverage(coverage_in), start=start, **options) as worker:
         seen = self_test(worker)
         _tell(out, worker)
     out.data({**msgspec.to_builtins(seen), "passed": seen.passed}, lambda _: _verdict(seen))
@@ -206,6 +223,7 @@ def _result(worker: Worker, outputs: list[Generated]) -> dict[str, Any]:
     return {
         "outputs": [{"ids": o.ids, "text": o.text, "finish_reason": o.finish_reason, "depths": o.depths} for o in outputs],
         "executor": worker.executor,
+        "sparse": worker.sparse,
         "coverage": worker.coverage(),
         "startup": worker.startup(),
     }
@@ -218,7 +236,8 @@ def _drawn(outputs: list[Generated]) -> str:
 def _tell(out: Output, worker: Worker) -> None:
     """Which path ran, and what to know about it."""
     why = f" ({worker.path.reason.value})" if worker.path.reason else ""
-    out.say(f"executor {worker.executor}{why}, first token after {worker.startup().wall_s:.3f} s")
+    sparse = ", sparse" if worker.sparse else ""
+    out.say(f"executor {worker.executor}{why}{sparse}, first token after {worker.startup().wall_s:.3f} s")
     for note in worker.notes:
         out.say(f"note: {note}")
 

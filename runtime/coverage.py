@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ouro_build.artifacts.columns import PlanIndex
 from ouro_build.artifacts.plan import ProgramKey
-from ouro_build.artifacts.records import CoverageRecord, FallbackCount, GraphSize, KeyCount, Reason, StepCount
+from ouro_build.artifacts.records import CoverageRecord, FallbackCount, GraphSize, KeyCount, MassHistogram, Reason, StepCount
 
 
 class CoverageCounter:
@@ -54,8 +54,8 @@ class CoverageCounter:
         self._replays.clear()
         self._fallbacks.clear()
 
-    def record(self) -> CoverageRecord:
-        """The counts so far."""
+    def record(self, retained_mass: MassHistogram | None = None) -> CoverageRecord:
+        """The counts so far, with what captures retained where that was kept."""
         keys = [
             KeyCount(
                 program=key.program,
@@ -77,7 +77,13 @@ class CoverageCounter:
             StepCount(mode=mode, rows=rows, loops=loops, count=count)
             for (mode, rows, loops), count in sorted(self._steps.copy().items())
         ]
-        return CoverageRecord(keys=tuple(keys), fallbacks=tuple(fallbacks), steps=tuple(steps), graphs=self._graphs)
+        return CoverageRecord(
+            keys=tuple(keys),
+            fallbacks=tuple(fallbacks),
+            steps=tuple(steps),
+            graphs=self._graphs,
+            retained_mass=retained_mass,
+        )
 
 
 def declared_graphs(index: PlanIndex) -> tuple[GraphSize, ...]:

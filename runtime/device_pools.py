@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from importlib.util import find_spec
 
 from ouro_build.artifacts.columns import Columns, PlanIndex
+from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.reader import Artifact
 from ouro_build.runtime.device_memory import DeviceMemory
 from ouro_build.runtime.driver import Driver
 from ouro_build.runtime.executor import Executor
 from ouro_build.runtime.graph import GraphExecutor, restore_order
 from ouro_build.runtime.images import Images
+from ouro_build.runtime.late import LateReference
 from ouro_build.runtime.launch import LaunchExecutor
 from ouro_build.runtime.load_time import Values, load_time_values
 from ouro_build.runtime.loading import Loading
 from ouro_build.runtime.machine import describe
-from ouro_build.runtime.paths import WorkerPath
+from ouro_build.runtime.paths import WorkerPath, torch_has_cuda
 from ouro_build.runtime.pools import Pools, pool_sizes
+from ouro_build.runtime.references import fill_references
 from ouro_build.runtime.relocate import RelocatedPlans
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.upload import FileUpload, upload_pieces
@@ -60,7 +64,11 @@ def open_device_pools(
         with clock.phase("plans"):
             index, columns = artifact.plans(target)
         values = load_time_values(manifest.kv, path.kv_blocks, machine.sm_count)
+        if manifest.geometry.references:
+            fill_references(memory, {b.name: b for b in index.buffers}, artifact.retained_counts())
         executors = _executors(artifact, path, (index, columns), loading, memory, values, clock, resources)
+        unbuilt = _unbuilt(manifest.geometry, index, columns, memory, values)
+        resources.callback(unbuilt.close)
         resources.callback(driver.release, "cuStreamSynchronize", memory.stream)  # graphs and images may still be running
         with clock.phase("weights") as phase:
             phase.bytes = _weights(artifact, loading, memory, upload)
@@ -72,11 +80,24 @@ def open_device_pools(
         kept = resources.pop_all()
     failures = executors[0].failures if isinstance(executors[0], GraphExecutor) else {}
     settle = _nothing if upload is None else upload.release
-    return Pools(index, memory, path.kv_blocks, executors, failures, kept.close, notes, settle)
+    return Pools(index, memory, path.kv_blocks, executors, failures, kept.close, notes, settle, unbuilt)
 
 
 def _nothing() -> None:
     """What there is to settle where nothing was copied from a file."""
+
+
+def _unbuilt(geometry: Geometry, index: PlanIndex, columns: Columns, memory: DeviceMemory, values: Values) -> LateReference:
+    """Modes that were not built, by the reference where torch has CUDA here."""
+
+    def make() -> Executor | None:
+        if find_spec("torch") is None or not torch_has_cuda():
+            return None
+        from ouro_build.runtime.reference import UnbuiltModes
+
+        return UnbuiltModes(index, columns, memory, values, memory.driver.ordinal, geometry=geometry)
+
+    return LateReference(make, lambda key: key.program == "recurrent" and len(geometry.sparse_modes) > 1)
 
 
 def _memory_notes(held: int, planned: int) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -16,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ouro_build.artifacts.errors import DeviceError, RequestError
+from ouro_build.artifacts.rows import Mode
 from ouro_build.runtime.batch import RowInput
 from ouro_build.runtime.blocks import BlockPool
+from ouro_build.runtime.references import Lease
 from ouro_build.runtime.step import Sampled, Steps, Submitted
 from ouro_build.runtime.traffic import Traffic
 
@@ -41,6 +44,7 @@ class Request:
     index: int = -1  # its block table and state slot while it runs
     blocks: list[int] = field(default_factory=list)
     computed: int = 0  # prompt tokens that were submitted
+    lease: Lease | None = None  # of the reference slot that its sparse rows have
     sampled: int = 0  # tokens that were submitted, the last of them perhaps not yet in `ids`
     arrived: float = 0.0  # when it was queued, and when it had its last token, on the monotonic clock
     last_token: float = 0.0
@@ -66,7 +70,8 @@ class Engine:
     """Runs requests over `steps`: prompt chunks first, since they fill the batch, then decode steps, until all are done.
 
     At most `chunks` prompt chunks run between two decode steps, None: all that wait. `on_tokens` is told the requests that
-    have just got a token. `host` is where the host's time went; `traffic` is told of requests and tokens.
+    have just got a token. With `sparse` the rows that decode capture in the source loop and consume in those after it; prompts
+    are always dense. `host` is where the host's time went; `traffic` is told of requests and tokens.
     """
 
     def __init__(
@@ -78,6 +83,8 @@ class Engine:
         on_tokens: Callable[[Sequence[Request]], None] = lambda requests: None,
         chunks: int | None = None,
         traffic: Traffic | None = None,
+        *,
+        sparse: bool = False,
     ) -> None:
         self._steps = steps
         self._geometry = steps.geometry
@@ -88,7 +95,7 @@ class Engine:
         self._prompts: list[Request] = []
         self._decoding: list[Request] = []
         self._under_way: deque[_Work] = deque()
-        self._running = 0
+        self._running: list[Request] = []
         self._depth = depth
         self._on_tokens = on_tokens
         self._chunks = chunks
@@ -96,6 +103,8 @@ class Engine:
         self.host = HostSeconds()
         self._traffic = traffic or Traffic()
         self._traffic.kv_blocks = kv_blocks
+        self._mode = Mode.CAPTURE if sparse else Mode.DENSE
+        self._references = steps.references if sparse else None
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestError, and queues nothing, if it can never be served."""
@@ -104,9 +113,12 @@ class Engine:
         self._waiting.append(request)
 
     def step(self) -> bool:
-        """Admit what fits and submit a piece of work; read the tokens of an earlier one. False when nothing is left to do."""
-        self._admit()
+        """Admit what fits and submit a piece of work; read the tokens of an earlier one. False when nothing is left to do.
+
+        Raises RequestError if a step cannot be served, DeviceError if the device fails; no request goes on after either.
+        """
         try:
+            self._admit()
             began = time.perf_counter()
             work = self._next()
             if work is not None:
@@ -117,7 +129,11 @@ class Engine:
                 self._collect(self._under_way.popleft())
         except DeviceError as error:
             self._fail(error)
-        return bool(self._waiting or self._running)
+        except RequestError:
+            self._drop()
+            self._steps.collect(1)  # waits for all of it: only then are its reference slots free
+            raise
+        return bool(self._waiting or self._running or self._under_way)
 
     def run(self) -> None:
         """Step until every request has finished."""
@@ -150,13 +166,25 @@ class Engine:
 
     def _admit(self) -> None:
         """Blocks for a request's whole length are taken at once, so that a running request never lacks one."""
-        while self._waiting and self._free and self._wanted(self._waiting[0]) <= self._blocks.free:
+        while self._waiting and self._free and self._wanted(self._waiting[0]) <= self._blocks.free and self._slot():
             request = self._waiting.popleft()
             request.index = self._free.pop()
             request.blocks = self._blocks.take(self._wanted(request))
             self._traffic.admitted(len(request.blocks))
             self._prompts.append(request)
-            self._running += 1
+            self._running.append(request)
+
+    def _slot(self) -> bool:
+        """Bind a reference slot to the next request, if it needs one; False where it has to wait for another's.
+
+        A slot is free once the last work on it has been waited for, which may be later than its request's last token.
+        """
+        if self._references is None:
+            return True
+        if not self._references.free and (self._running or self._under_way):
+            return False
+        (self._waiting[0].lease,) = self._references.bind(self._waiting[0])
+        return True
 
     def _next(self) -> _Work | None:
         """Submit what comes next; None if all that could run is under way."""
@@ -208,7 +236,13 @@ class Engine:
         made = request.sampled
         token = request.feed[made - 1] if made <= len(request.feed) else -1
         index, within = divmod(len(request.prompt) + made - 1, self._geometry.block_size)
-        return RowInput(request.index, token, block=-1 if within else request.blocks[index])
+        row = RowInput(request.index, token, block=-1 if within else request.blocks[index])
+        if made > 1:
+            return row
+        # Its first row: the slot may have been another's, in another mode.
+        row = row._replace(mode=self._mode)
+        lease = request.lease
+        return row if lease is None else row._replace(reference_slot=lease.slot, generation=lease.generation)
 
     def _work(self, requests: list[Request], submitted: Submitted) -> _Work:
         """Count a token for each of `requests`; those that get no more leave the batch."""
@@ -234,6 +268,9 @@ class Engine:
         for _, request in live:
             if request.finish_reason is not None:
                 self._traffic.done(request.finish_reason, now - request.arrived, len(request.blocks))
+                self._running.remove(request)
+                if request.sampled < request.max_tokens:
+                    self._decoding.remove(request)
                 self._release(request)
 
     def _take(self, request: Request, at: int, sampled: Sampled) -> None:
@@ -248,18 +285,26 @@ class Engine:
 
     def _release(self, request: Request) -> None:
         """Later work may use its slot and its blocks at once: a step of it that is under way runs before."""
-        if request.sampled < request.max_tokens:
-            self._decoding.remove(request)
         self._blocks.give(request.blocks)
         self._free.append(request.index)
         request.blocks, request.index = [], -1
-        self._running -= 1
+        if self._references is not None and request.lease is not None:
+            lease, request.lease = request.lease, None
+            self._references.retire([lease])
 
-    def _fail(self, error: DeviceError) -> None:
-        """The device's memory can't be trusted any more: no request goes on, none gets a token that may be wrong."""
-        lost = self._running + len(self._waiting)
-        self._prompts, self._decoding, self._running = [], [], 0
+    def _drop(self) -> None:
+        """Forget every request; what those that run hold is free again."""
+        running, self._running = self._running, []
+        self._prompts, self._decoding = [], []
         self._waiting.clear()
         self._under_way.clear()
         self._traffic.lost()
+        for request in running:
+            self._release(request)
+
+    def _fail(self, error: DeviceError) -> None:
+        """The device's memory can't be trusted any more: no request goes on, none gets a token that may be wrong."""
+        lost = len(self._running) + len(self._waiting)
+        with suppress(DeviceError):  # nothing can be cleared on a device that has failed
+            self._drop()
         raise DeviceError(f"{error.what}; {lost} requests were lost", where=error.where, hint="Restart the worker.") from error

@@ -13,7 +13,8 @@ from ouro_build.runtime.loading import Loading
 from ouro_build.runtime.memory import HostMemory
 from ouro_build.runtime.paths import WorkerPath
 from ouro_build.runtime.pools import Pools, pool_sizes
-from ouro_build.runtime.reference import ReferenceExecutor
+from ouro_build.runtime.reference import ReferenceExecutor, UnbuiltModes
+from ouro_build.runtime.references import fill_references
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.weights import embedded_weights, weight_pieces
 
@@ -32,14 +33,18 @@ def open_host_pools(artifact: Artifact, path: WorkerPath, loading: Loading, cloc
             for offset, data in weight_pieces(artifact, loading.weights, loading.check_weights):
                 memory.write(Pool.WEIGHTS, offset, data)
         phase.bytes = manifest.weights.bytes
+    if manifest.geometry.references:
+        fill_references(memory, {b.name: b for b in index.buffers}, artifact.retained_counts())
     with clock.phase("executors"):
         executor = ReferenceExecutor(index, columns, memory, values)
+        unbuilt = UnbuiltModes(index, columns, memory, values, geometry=manifest.geometry)
 
     def close() -> None:
         executor.close()
+        unbuilt.close()
         memory.close()
 
-    return Pools(index, memory, path.kv_blocks, (executor,), {}, close)
+    return Pools(index, memory, path.kv_blocks, (executor,), {}, close, unbuilt=unbuilt)
 
 
 def _mapped(artifact: Artifact, check: bool) -> NDArray[np.uint8] | None:

@@ -33,7 +33,7 @@ class WorkerCollector(Collector):
         worker, source = self._worker, self._worker.artifact.manifest.source
         model = source.name or worker.artifact.path.name
         yield from _traffic(worker.traffic, (model, "0"))
-        yield from _coverage(worker.coverage())
+        yield from _coverage(worker.coverage(masses=False))
         yield from _startup(worker.startup())
         info = {
             "identity": worker.artifact.identity,

@@ -10,6 +10,7 @@ from ouro_build.artifacts.errors import FitError
 from ouro_build.artifacts.fit import Fit, Machine, fit
 from ouro_build.artifacts.manifest import Manifest, TargetRecord
 from ouro_build.artifacts.records import Reason
+from ouro_build.artifacts.references import slots_part
 from ouro_build.runtime.executor import ExecutorName
 
 Choice = Literal["auto", "graph", "launch", "reference"]
@@ -95,8 +96,9 @@ def _blocks(manifest: Manifest, target: TargetRecord, machine: Machine, on_devic
     blocks = min(most, (allowed - fixed) // plan.kv_block_bytes)
     if blocks < min(most, geometry.table_width):
         needed = fixed + geometry.table_width * plan.kv_block_bytes
+        parts = f"the pools{slots_part(manifest.model, geometry)} and one request of {geometry.max_context} tokens"
         raise FitError(
-            f"{needed} bytes are needed for the pools and one request of {geometry.max_context} tokens, {allowed} are {given}",
+            f"{needed} bytes are needed for {parts}, {allowed} are {given}",
             where="memory",
             hint="Give the worker more with --memory, free the device's memory, or build with a smaller --max-context.",
         )

@@ -16,7 +16,8 @@ from ouro_build.runtime.memory import Memory
 @dataclass(frozen=True)
 class Pools:
     """`executors` in the order of preference; `failures` says why a graph could not be restored, `notes` what differs
-    otherwise from what was planned. `settle` begins to give back what only loading needed, and returns at once.
+    otherwise from what was planned. `settle` begins to give back what only loading needed, and returns at once. `unbuilt` runs
+    modes that have no plan, where torch is here.
     """
 
     index: PlanIndex
@@ -27,6 +28,7 @@ class Pools:
     close: Callable[[], None]
     notes: tuple[str, ...] = ()
     settle: Callable[[], None] = lambda: None
+    unbuilt: Executor | None = None
 
 
 def pool_sizes(plan: MemoryPlan, kv_blocks: int) -> dict[Pool, int]:

@@ -11,10 +11,12 @@ from typing import Any
 from ouro_build.artifacts.columns import Columns, PlanIndex, decode_plan
 from ouro_build.artifacts.dtypes import nbytes
 from ouro_build.artifacts.errors import DeviceError, FitError, MissingExtraError
+from ouro_build.artifacts.geometry import SPARSE_MODES, Geometry
 from ouro_build.artifacts.plan import Argument, Buffer, Launch, LoadTimeValue, Pool, ProgramKey
 from ouro_build.runtime.executor import ExecutorName
 from ouro_build.runtime.load_time import Values
 from ouro_build.runtime.memory import HostMemory, Memory
+from ouro_build.runtime.row_modes import NO_CAPTURE
 
 Call = tuple[Callable[..., None], dict[str, Any]]
 
@@ -64,8 +66,7 @@ class ReferenceExecutor:
 
     def run(self, key: ProgramKey) -> None:
         if key not in self._calls:
-            plan = decode_plan(self._index, self._columns, self._entries[key])
-            self._calls[key] = [self._call(launch) for launch in plan.launches]
+            self._calls[key] = self._planned(key)
         # torch works on a stream of its own: each side finishes before the other goes on.
         self._memory.synchronize()
         with self._torch.inference_mode():
@@ -78,6 +79,10 @@ class ReferenceExecutor:
         self._calls.clear()
         self._views.clear()
         self._arenas = {}
+
+    def _planned(self, key: ProgramKey) -> list[Call]:
+        plan = decode_plan(self._index, self._columns, self._entries[key])
+        return [self._call(launch) for launch in plan.launches]
 
     def _call(self, launch: Launch) -> Call:
         from ouro_build.kernels import registry
@@ -110,6 +115,60 @@ class ReferenceExecutor:
         view = arena[buffer.offset : end].view(getattr(self._torch, buffer.dtype)).view(shape)
         # References see planes first, as kernels do through strides, whatever the order of the pool.
         return view.transpose(0, 1) if buffer.shape[:1] == (LoadTimeValue.KV_BLOCKS,) else view
+
+
+class UnbuiltModes(ReferenceExecutor):
+    """Runs the modes of `recurrent` that have no plan: the dense plan, with what the mode means in place of its attention.
+
+    An artifact of dense programs alone says nothing of what rows retain: it is helped to no other mode.
+    """
+
+    def __init__(
+        self,
+        index: PlanIndex,
+        columns: Columns,
+        memory: Memory,
+        values: Values,
+        device: int = 0,
+        *,
+        geometry: Geometry,
+    ) -> None:
+        super().__init__(index, columns, memory, values, device)
+        self._geometry = geometry
+
+    def has(self, key: ProgramKey) -> bool:
+        known = key.program == "recurrent" and key.mode in SPARSE_MODES and len(self._geometry.sparse_modes) > 1
+        return known and key not in self._entries and _dense(key) in self._entries
+
+    def _planned(self, key: ProgramKey) -> list[Call]:
+        """The rows' contexts are cut once; a layer's attention is several launches, the last of which writes `out`."""
+        plan = decode_plan(self._index, self._columns, self._entries[_dense(key)])
+        if not self._geometry.references:  # all keys are retained: every mode is dense
+            return [self._call(launch) for launch in plan.launches]
+        calls, attention = [], dict[str, Any]()
+        for launch in plan.launches:
+            if not launch.specialization.kernel.startswith(("attention_", "split_contexts")):
+                calls.append(self._call(launch))
+                continue
+            attention |= launch.named() | dict(launch.specialization.constants)
+            if "out" in attention:
+                calls.append(self._attention(key, attention))
+                del attention["out"]
+        return calls
+
+    def _attention(self, key: ProgramKey, given: Mapping[str, Any]) -> Call:
+        from ouro_build.kernels.sparse_attention import References, sparse_attention
+
+        buffers = {b.name: b for b in self._index.buffers}
+        names = ("rows", "q", "block_tables", "kv", "out", "layer", "scale", "LAYERS")
+        arguments = {name: self._value(given[name]) for name in names}
+        pool = References(**{name: self._value(buffers[name]) for name in References.__annotations__})
+        captures = key.variant != NO_CAPTURE
+        return sparse_attention, {"mode": key.mode, "captures": captures, "references": pool, **arguments}
+
+
+def _dense(key: ProgramKey) -> ProgramKey:
+    return ProgramKey(key.program, key.bucket)
 
 
 class _DeviceBytes:

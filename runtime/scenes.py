@@ -14,6 +14,7 @@ from ouro_build.artifacts.plan import Buffer, LoadTimeValue, Pool, ProgramKey
 from ouro_build.artifacts.rows import RECORD, Row
 from ouro_build.runtime.batch import RowInput, StepInputs, row_limits
 from ouro_build.runtime.memory import Memory
+from ouro_build.runtime.scene_references import room, row_references, write_references
 
 POISON = 0xFF
 """NaN in every float type, -1 in every integer type."""
@@ -52,10 +53,12 @@ class Scene:
         self._model, self._geometry, self._key = model, geometry, key
         self._seed = [seed, key.bucket, sum(live)]
         self._rng = np.random.default_rng(self._seed)
-        self._rows = [i for i, alive in enumerate(live) if alive][: geometry.max_requests * geometry.max_context]
+        most = min(geometry.max_requests * geometry.max_context, room(key, geometry))
+        self._rows = [i for i, alive in enumerate(live) if alive][:most]
         self._bucket = len(live)
         self._slots = self._rng.permutation(geometry.slots)[: self._bucket]
         self._place_rows(kv_blocks, span)
+        self._references = row_references(self._rng, geometry, len(self._rows)) if geometry.references else None
 
     @property
     def slots(self) -> NDArray[np.int64]:
@@ -70,6 +73,9 @@ class Scene:
                 memory.fill(pool, POISON)
         self._write_state(memory, buffers)
         self._write_kv(memory, buffers["kv"])
+        if self._references is not None:
+            at = self._position
+            write_references(memory, buffers, self._model, self._geometry, self._references, at, self._rng)
         slots = [int(self._slots[i]) if i in self._rows else -1 for i in range(self._bucket)]
         inputs = StepInputs(buffers, row_limits(self._model, self._geometry, len(self._filled)))
         if self._bucket <= self._geometry.buckets[-1]:
@@ -123,6 +129,8 @@ class Scene:
             state[slot, Row.REQUEST] = self._request[at]
             state[slot, Row.TOKEN] = self._rng.integers(m.vocab_size)
         alive = self.slots
+        if self._references is not None:
+            self._references.enter(state, alive.tolist())
         hidden = np.empty((g.slots, m.hidden_size), DTYPES[m.dtype].storage)
         hidden.view(np.uint8)[:] = POISON
         hidden[alive] = self._random(m.dtype, (len(alive), m.hidden_size))

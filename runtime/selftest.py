@@ -42,11 +42,14 @@ class SelfTest(msgspec.Struct, frozen=True):
 
 
 def self_test(worker: Worker) -> SelfTest:
-    """Decode the oracle's prompt with its ids fed, so that one close choice does not decide those after it."""
+    """Decode the oracle's prompt with its ids fed, so that one close choice does not decide those after it.
+
+    Dense, as the oracle was: what sparse decoding keeps of it depends on the text.
+    """
     oracle = worker.artifact.oracle()
     margin = clear_margin(worker.artifact.manifest.model)
     ids = oracle.greedy_ids
-    (output,) = worker.generate([oracle.prompt_ids], len(ids), ignore_eos=True, feed=[ids])
+    (output,) = worker.generate([oracle.prompt_ids], len(ids), ignore_eos=True, feed=[ids], sparse=False)
     return SelfTest(
         executor=worker.executor,
         tokens=len(ids),

@@ -6,8 +6,10 @@ pipelines, rows of different loops in one batch) makes them of `describe`, `run`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import TypeVar
 
@@ -25,6 +27,9 @@ from ouro_build.runtime.batch import RowInput, StepInputs, row_limits
 from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.dispatch import Dispatcher, padded_to, replays_of
 from ouro_build.runtime.memory import Memory, Pending
+from ouro_build.runtime.references import ReferencePool, clear_slots
+from ouro_build.runtime.retained_mass import RetainedMass
+from ouro_build.runtime.row_modes import RowModes
 
 T = TypeVar("T")
 N = TypeVar("N", np.int32, np.float32)
@@ -41,17 +46,20 @@ class Sampled:
 class Submitted:
     """A step whose choices are on their way to the host; no later step changes them."""
 
-    def __init__(self, tokens: Sequence[Pending], logits: Sequence[Pending] | None, vocab_size: int) -> None:
+    def __init__(
+        self, tokens: Sequence[Pending], logits: Sequence[Pending] | None, vocab_size: int, arrived: Callable[[], None]
+    ) -> None:
         self._tokens = tokens
         self._logits = logits
         self._vocab_size = vocab_size
+        self._arrived = arrived
 
     def result(self) -> Sampled:
         """Wait for the step, and for none submitted after it. May be called again. Raises DeviceError if it failed."""
         tokens = _joined(self._tokens, np.int32)
-        if self._logits is None:
-            return Sampled(tokens, None)
-        return Sampled(tokens, _joined(self._logits, np.float32).reshape(-1, self._vocab_size))
+        logits = None if self._logits is None else _joined(self._logits, np.float32).reshape(-1, self._vocab_size)
+        self._arrived()
+        return Sampled(tokens, logits)
 
 
 class Steps:
@@ -79,6 +87,15 @@ class Steps:
         while ...:
             following = steps.submit_decode([RowInput(slot, block=...) for slot in ...])  # runs while the host reads
             tokens, step = step.result().tokens, following
+
+    Rows are dense unless they are told otherwise. A sparse row has a reference slot and Mode.CAPTURE, named once:
+
+        (lease,) = steps.references.bind(request)
+        RowInput(0, block=..., mode=Mode.CAPTURE, reference_slot=lease.slot, generation=lease.generation)
+        steps.references.retire([lease])  # when the request has ended
+
+    Each loop then runs in the mode that its rows need, `mixed` where they need different ones. `references` is None where rows
+    remember nothing: without sparse modes, or where all keys are retained and no slot is needed.
     """
 
     def __init__(
@@ -89,10 +106,12 @@ class Steps:
         memory: Memory,
         dispatcher: Dispatcher,
         coverage: CoverageCounter,
+        *,
+        retained_mass: bool = False,
     ) -> None:
         self.model = model
         self.geometry = geometry
-        self._buffers = buffers
+        self.buffers = buffers
         self._memory = memory
         self._dispatcher = dispatcher
         self._coverage = coverage
@@ -102,20 +121,23 @@ class Steps:
         _check_buffers(buffers, model, geometry)
         self.kv_blocks = memory.size(Pool.KV) // geometry.block_bytes(model)
         self._inputs = StepInputs(buffers, row_limits(model, geometry, self.kv_blocks))
+        self.references: ReferencePool | None = None
+        self.retained_mass: RetainedMass | None = None
+        if geometry.references:
+            self.references = ReferencePool(geometry.reference_slots, partial(clear_slots, memory, buffers))
+            if retained_mass:
+                self.retained_mass = RetainedMass(memory, buffers["reference_mass"])
+        self._modes = RowModes(model.loops, self.references)
 
-    def decode(
-        self, rows: Sequence[RowInput], *, depth: int | None = None, mode: str = "dense", logits: bool = False
-    ) -> Sampled:
+    def decode(self, rows: Sequence[RowInput], *, depth: int | None = None, logits: bool = False) -> Sampled:
         """`submit_decode`, waited for."""
-        return self.submit_decode(rows, depth=depth, mode=mode, logits=logits).result()
+        return self.submit_decode(rows, depth=depth, logits=logits).result()
 
     def prefill(self, rows: Sequence[RowInput], finished: Sequence[int] = (), *, logits: bool = False) -> Sampled:
         """`submit_prefill`, waited for."""
         return self.submit_prefill(rows, finished, logits=logits).result()
 
-    def submit_decode(
-        self, rows: Sequence[RowInput], *, depth: int | None = None, mode: str = "dense", logits: bool = False
-    ) -> Submitted:
+    def submit_decode(self, rows: Sequence[RowInput], *, depth: int | None = None, logits: bool = False) -> Submitted:
         """One token for each of `rows`: embed, run `depth` loops (default all), sample, advance.
 
         More rows than the largest bucket are run in several parts. Raises RequestError for what cannot be served,
@@ -123,21 +145,23 @@ class Steps:
         """
         loops = self.loops(depth)
         parts = _parts(rows, self.geometry.buckets)
-        if len(parts) > 1:
-            self._coverage.fallback(Reason.BUCKET_MISS, "recurrent", mode, len(rows), "split", loops)
         # The planes of skipped loops are filled from the row's position, which advance moves on.
         skipped = ("kv_copy",) if loops < self.model.loops else ()
-        reads = []
+        reads, modes = [], []
+        every: set[str] = set()
         for part in parts:
             self.describe(part, [row.slot for row in part])
             self.run("prelude", len(part))
-            for _ in range(loops):
-                self.run("recurrent", len(part), mode)
+            modes = [self.run_loop(len(part)) for _ in range(loops)]
+            every.update(modes)
             for program in ("coda", "sample", *skipped, "advance"):
                 self.run(program, len(part))
             reads.append(self._read_sampled(len(part), logits))
+        if len(parts) > 1:
+            for mode, count in Counter(modes).items():
+                self._coverage.fallback(Reason.BUCKET_MISS, "recurrent", mode, len(rows), "split", count)
         if parts:
-            self._coverage.step(mode, len(rows), loops)
+            self._coverage.step(every.pop() if len(every) == 1 else "sparse", len(rows), loops)
         return self._submitted(reads, logits)
 
     def submit_prefill(self, rows: Sequence[RowInput], finished: Sequence[int] = (), *, logits: bool = False) -> Submitted:
@@ -179,25 +203,37 @@ class Steps:
         The program `prelude` applies the rows' inputs; the others read the batch or the slots. Raises RequestError, and
         submits nothing, for more of them than there is room for and for values that nothing has.
         """
+        self._modes.check(rows)
         self._inputs.write(self._memory, rows, coda)
+        self._modes.describe(rows, coda)
 
     def describe_coda(self, coda: Sequence[int]) -> None:
         """Make `coda` the slots to sample for and leave the batch as it is. Raises RequestError as `describe` does."""
         self._inputs.write_coda(self._memory, coda)
+        self._modes.describe_coda(coda)
 
-    def run(self, program: str, rows: int, mode: str = "dense") -> None:
+    def run_loop(self, rows: int) -> str:
+        """Submit the next loop of `rows` rows of the batch in the mode that they need, which is returned.
+
+        That is `dense`, `capture` or `consume` where all of them do the same in it, else `mixed`. Raises as `run` does.
+        """
+        mode, variant = self._modes.next_loop(self._bucket("recurrent", rows))
+        self.run("recurrent", rows, mode, variant)
+        return mode
+
+    def run(self, program: str, rows: int, mode: str = "dense", variant: str = "") -> None:
         """Submit one run of `program` for `rows` rows of the batch (of the coda slots: `coda`, `sample`, `advance`, `kv_copy`).
 
-        `rows` are padded to the next bucket and counted as live. Raises RequestError for more than the largest bucket and
-        for a program or mode that was not built, DeviceError if it cannot be submitted.
+        `rows` are padded to the next bucket and counted as live. Raises RequestError for more than the largest bucket, for a
+        program or mode that nothing here can run, and for rows that would consume a reference that is not theirs, DeviceError
+        if it cannot be submitted.
         """
-        buckets = self._buckets.get(program, self.geometry.buckets)
-        bucket = padded_to(rows, buckets)
-        if bucket is None:
-            raise RequestError(
-                f"{rows} rows, the largest bucket of {program} is {buckets[-1]}", hint="Run them in several parts."
-            )
-        self._dispatcher.run(ProgramKey(program, bucket, mode), rows)
+        bucket = self._bucket(program, rows)
+        captured = self._modes.begin_loop(bucket, mode, variant) if program == "recurrent" else ()
+        self._dispatcher.run(ProgramKey(program, bucket, mode, variant), rows)
+        self._modes.ran(program, bucket)
+        if self.retained_mass is not None:
+            self.retained_mass.captured(captured)
 
     def collect(self, rows: int, logits: bool = False) -> Sampled:
         """What the last `sample` chose for the first `rows` coda slots. Waits. Raises as `collect_later` does."""
@@ -215,7 +251,7 @@ class Steps:
 
     def state(self, name: str) -> NDArray[np.generic]:
         """A copy of a whole state buffer, bfloat16 as its bits: row_state, hidden, gate_logits, exit_probability, …"""
-        buffer = self._buffers[name]
+        buffer = self.buffers[name]
         raw = self._memory.read(buffer.pool, buffer.offset, buffer.bytes)
         return raw.view(DTYPES[buffer.dtype].storage).reshape(buffer.sizes)
 
@@ -226,15 +262,41 @@ class Steps:
             raise RequestError(f"depth {loops} is outside 1 … {self.model.loops}")
         return loops
 
+    def _bucket(self, program: str, rows: int) -> int:
+        buckets = self._buckets.get(program, self.geometry.buckets)
+        bucket = padded_to(rows, buckets)
+        if bucket is None:
+            raise RequestError(
+                f"{rows} rows, the largest bucket of {program} is {buckets[-1]}", hint="Run them in several parts."
+            )
+        return bucket
+
     def _read_sampled(self, rows: int, logits: bool) -> tuple[Pending, Pending | None]:
         return self._read("tokens", rows), self._read("logits", rows) if logits else None
 
     def _submitted(self, reads: Sequence[tuple[Pending, Pending | None]], logits: bool) -> Submitted:
         kept = [values for _, values in reads if values is not None]
-        return Submitted([tokens for tokens, _ in reads], kept if logits else None, self.model.vocab_size)
+        tokens = [tokens for tokens, _ in reads]
+        # Where nothing is read, nothing is waited for.
+        arrived = self._arrival() if reads else lambda: None
+        return Submitted(tokens, kept if logits else None, self.model.vocab_size, arrived)
+
+    def _arrival(self) -> Callable[[], None]:
+        """What to do once all work that was submitted so far is known to have finished."""
+        references, mass = self.references, self.retained_mass
+        ticket = 0 if references is None else references.submitted()
+        copies = 0 if mass is None else mass.submitted
+
+        def arrived() -> None:
+            if references is not None:
+                references.finished(ticket)
+            if mass is not None:
+                mass.take(copies)
+
+        return arrived
 
     def _read(self, name: str, count: int) -> Pending:
-        buffer = self._buffers[name]
+        buffer = self.buffers[name]
         return self._memory.read_later(Pool.IO, buffer.offset, buffer.bytes // buffer.sizes[0] * count)
 
 

@@ -19,6 +19,8 @@ from ouro_build.runtime.snapshots import COMPARED, HostSnapshot, Snapshot, Torch
 TOLERANCE = {"bfloat16": 0.04, "float32": 1e-4}
 """How far a written line may lie from the reference's, as a share of its length (see `line_difference`)."""
 _SMALLEST = 1e-30
+_CHOICES = ("reference_keys", "reference_contribution")
+"""Which keys are retained hangs on the last bits of their scores: the reference may choose others among near ties."""
 
 
 class Compared(NamedTuple):
@@ -83,7 +85,7 @@ class Trial:
     def _error(self, key: ProgramKey, scene: Scene, reference: Executor, got: TorchSnapshot) -> float:
         """Run the reference; the largest difference from it over the lines that either wrote, in tolerances."""
         self._put(scene)
-        compared = [buffer for buffer in self._buffers.values() if buffer.pool in COMPARED]
+        compared = [buffer for buffer in self._buffers.values() if buffer.pool in COMPARED and buffer.name not in _CHOICES]
         wrote = [got.differing(buffer) for buffer in compared]
         reference.run(key)
         # A line that the reference alone wrote differs from what was got.

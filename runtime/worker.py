@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 
 Prompt = str | Sequence[int]
+SparseChoice = Literal["auto", "off"]
+"""`auto` decodes sparsely where the artifact has sparse modes; `off` runs it dense."""
 LOAD = "load"
 """The phase of start-up in which a worker is loaded."""
 
@@ -62,8 +64,8 @@ class Worker:
     """Decodes with a loaded artifact. Made by `load`; close it, or use it in a `with` block, to give its memory back.
 
     `steps` is the interface for a caller that schedules rows itself; `generate` schedules for callers that do not. The two
-    share slots and KV blocks: use one or the other. `executor` names the path that runs, `path.reason` why it is not `graph`.
-    `traffic` counts the requests and tokens of `generate` and `engine`.
+    share slots and KV blocks: use one or the other. `executor` names the path that runs, `path.reason` why it is not `graph`;
+    `sparse` says whether `generate` and `engine` decode sparsely. `traffic` counts their requests and tokens.
     One thread may use a worker, the one that loaded it: CUDA's context is current there.
     """
 
@@ -75,10 +77,14 @@ class Worker:
         clock: StartupClock,
         max_requests: int,
         tokenizer: Tokenizer | None,
+        *,
+        sparse: bool = False,
+        retained_mass: bool = False,
     ) -> None:
         self.artifact = artifact
         self.path = path
         self.max_requests = max_requests
+        self.sparse = sparse
         self.memory: Memory = pools.memory
         self._pools = pools
         self._clock = clock
@@ -92,8 +98,9 @@ class Worker:
             manifest.geometry,
             {b.name: b for b in pools.index.buffers},
             pools.memory,
-            Dispatcher(pools.executors, self._coverage, path.reason, missing),
+            Dispatcher(pools.executors, self._coverage, path.reason, missing, pools.unbuilt),
             self._coverage,
+            retained_mass=retained_mass,
         )
         # Every slot inactive, every table empty, and no output that could be taken for one.
         pools.memory.fill(Pool.STATE, 0xFF)
@@ -118,20 +125,22 @@ class Worker:
         feed: Sequence[Sequence[int]] = (),
         logits: bool = False,
         depth: int | None = None,
+        sparse: bool | None = None,
     ) -> list[Output]:
         """Continue each prompt greedily by up to `max_tokens` tokens, all of them batched together.
 
         A prompt is text, where the artifact carries a tokenizer, or token ids. `max_tokens` holds for each prompt; a stop token
         ends one earlier unless `ignore_eos`. `logits` keeps those of every token. `feed[i][j]` replaces generated token j of
         prompt i as the next input. `depth` is the number of loops a new token gets, all of them by default; prompts always
-        get all. Raises RequestError for what can't be served, before any prompt starts; DeviceError if the device fails,
+        get all. `sparse` overrides the worker's: new tokens' loops after the source loop attend to the keys that it retained.
+        Raises RequestError for what can't be served, before any prompt starts; DeviceError if the device fails,
         with no output.
         """
         began = time.monotonic()
         loops = self.steps.loops(depth)
         if len(feed) > len(prompts):
             raise RequestError(f"{len(feed)} lists of tokens to feed, {len(prompts)} prompts")
-        engine = self.engine(depth, lambda _: self._clock.first_token(began))
+        engine = self.engine(depth, lambda _: self._clock.first_token(began), sparse=sparse)
         stop = frozenset() if ignore_eos else frozenset(self.artifact.manifest.stop_ids)
         requests = [
             Request(self.encode(p), max_tokens, stop, feed[i] if i < len(feed) else (), logits) for i, p in enumerate(prompts)
@@ -146,16 +155,24 @@ class Worker:
         return [self._output(r, loops) for r in requests]
 
     def engine(
-        self, depth: int | None = None, on_tokens: Callable[[Sequence[Request]], None] = lambda requests: None
+        self,
+        depth: int | None = None,
+        on_tokens: Callable[[Sequence[Request]], None] = lambda requests: None,
+        *,
+        sparse: bool | None = None,
     ) -> Engine:
-        """A scheduler over all of the worker's slots and KV blocks: one at a time. See `Engine`. It settles the worker."""
+        """A scheduler over all of the worker's slots and KV blocks: one at a time. See `Engine`. It settles the worker.
+
+        `sparse` overrides the worker's.
+        """
 
         def told(requests: Sequence[Request]) -> None:
             on_tokens(requests)
             self._pools.settle()
 
         loops = self.steps.loops(depth)
-        return Engine(self.steps, self._pools.kv_blocks, self.max_requests, loops, told, traffic=self.traffic)
+        sparsely = self.sparse if sparse is None else sparse
+        return Engine(self.steps, self._pools.kv_blocks, self.max_requests, loops, told, traffic=self.traffic, sparse=sparsely)
 
     def settle(self) -> None:
         """Begin to give back what only loading needed, the locked pages of the weights' file; once, and on another thread.
@@ -176,13 +193,20 @@ class Worker:
             raise RequestError(f"the prompt is not Unicode text: {error.reason} at character {error.start}") from error
         return list(self._tokenizer.encode(prompt).ids)
 
-    def coverage(self) -> CoverageRecord:
-        """What ran by graphs and what did not, so far; its `share` is that of decoded rows served by whole graphs."""
-        return self._coverage.record()
+    def coverage(self, *, masses: bool = True) -> CoverageRecord:
+        """What ran by graphs and what did not, so far; its `share` is that of decoded rows served by whole graphs.
+
+        With the retained mass of every capture, where the worker was loaded to keep it; that waits for the last of them.
+        Without `masses` it leaves them out, waits for nothing, and may be asked for by any thread.
+        """
+        mass = self.steps.retained_mass if masses else None
+        return self._coverage.record(None if mass is None else mass.record())
 
     def clear_coverage(self) -> None:
         """Count from nothing again."""
         self._coverage.clear()
+        if self.steps.retained_mass is not None:
+            self.steps.retained_mass.clear()
 
     def startup(self) -> StartupRecord:
         """Start-up up to the first token."""
@@ -218,6 +242,8 @@ def load(
     memory: int | None = None,
     device: int = 0,
     max_requests: int | None = None,
+    sparse: SparseChoice = "auto",
+    retained_mass: bool = False,
     verify: Verification = "full",
     coverage: CoverageRecord | None = None,
     pools: Mapping[Pool | str, object] | None = None,
@@ -228,6 +254,7 @@ def load(
     `executor` forces a path; `auto` takes graphs on a GPU that fits and the reference elsewhere. `weights` says where an
     artifact without weights takes them from: a checkpoint folder, a packed file, or `preset:NAME`. `memory` is all that
     the worker may hold on the device, in bytes; `max_requests` how many requests run at once, at most what was built.
+    `retained_mass` keeps a histogram of what captures retain, at the cost of a small copy to the host a step.
     `verify`: `full` checks every byte, `fast` leaves the weights unchecked. `coverage` is a record of such work as is to come:
     graphs that it saw most are restored first. `pools` are device memory that the process owns already, a pool each by name:
     (address, bytes), a DLPack capsule or an object with `__dlpack__`; `given_memory` says who owns it when. `start` is
@@ -269,7 +296,11 @@ def load(
                 chosen = choose(artifact.manifest, machine, executor, memory, given)
             opened = open_pools(artifact, chosen, loading, clock, driver, upload)
             undo.callback(opened.close)
+            sparsely = sparse == "auto" and len(artifact.manifest.geometry.sparse_modes) > 1
             with clock.phase("ready"):
-                worker = Worker(artifact, chosen, opened, clock, max_requests or built, tokenizer)
+                requests = max_requests or built
+                worker = Worker(
+                    artifact, chosen, opened, clock, requests, tokenizer, sparse=sparsely, retained_mass=retained_mass
+                )
         undo.pop_all()
         return worker

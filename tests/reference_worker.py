@@ -14,6 +14,7 @@ from ouro_build.artifacts.weight_stream import load_packed
 from ouro_build.builder.buffers import kv_layout
 from ouro_build.builder.oracle import reference_steps
 from ouro_build.builder.plan_target import Preparation, prepare
+from ouro_build.builder.sparse_spec import SparseSpec
 from ouro_build.builder.spec import BuildSpec, find_parts
 from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.engine import Engine
@@ -35,9 +36,9 @@ class ReferenceWorker:
     kv_blocks: int
     coverage: CoverageCounter
 
-    def engine(self, max_requests: int | None = None, depth: int | None = None) -> Engine:
+    def engine(self, max_requests: int | None = None, depth: int | None = None, *, sparse: bool = False) -> Engine:
         """A scheduler over the steps. One at a time: slots and blocks are handed out from the first again."""
-        return Engine(self.steps, self.kv_blocks, max_requests or self.steps.geometry.max_requests, depth)
+        return Engine(self.steps, self.kv_blocks, max_requests or self.steps.geometry.max_requests, depth, sparse=sparse)
 
 
 def reference_worker(
@@ -51,6 +52,8 @@ def reference_worker(
     kv_blocks: int | None = None,
     dtype: str | None = "float32",
     kv_axes: tuple[str, ...] = KV_AXES,
+    sparse: SparseSpec | None = None,
+    retained_mass: bool = False,
 ) -> ReferenceWorker:
     """Plan `model` as a build does, and lay it out on the host. `kv_axes`: in another order of the KV pool."""
     torch.set_num_threads(1)  # these matrices are small: threads only get in each other's way
@@ -63,6 +66,7 @@ def reference_worker(
         max_requests=max_requests,
         block_size=block_size,
         dtype=dtype,
+        sparse=sparse or SparseSpec(),
     )
     preparation = prepare(spec)
     target, geometry, config = preparation.targets[0], preparation.geometry, preparation.source.model
@@ -77,5 +81,7 @@ def reference_worker(
     kv = kv_layout(config, geometry, kv_axes)
     buffers = tuple(replace(b, shape=kv.shape) if b.pool is Pool.KV else b for b in target.index.buffers)
     plans = (replace(target.index, buffers=buffers), target.columns)
-    steps = reference_steps(config, geometry, target.part, plans, memory, blocks, coverage, kv_axes)
+    steps = reference_steps(
+        config, geometry, target.part, plans, memory, blocks, coverage, kv_axes, retained_mass=retained_mass
+    )
     return ReferenceWorker(preparation, steps, memory, blocks, coverage)

@@ -76,12 +76,34 @@ def attention_decode(
     head_dim] = sum of exp(score - maximum) * value, sums float32 [bucket, heads, most, 2] = (maximum, sum of exp(score -
     maximum)).
     """
+    return launch_over_splits(
+        KERNEL, part, splits=splits, q=q, block_tables=block_tables, kv=kv, partial=partial, sums=sums, layer=layer,
+        layers=layers, rule=rule,
+    )  # fmt: skip
+
+
+def launch_over_splits(
+    kernel: Kernel,
+    part: Part,
+    *,
+    splits: Buffer,
+    q: Buffer,
+    block_tables: Buffer,
+    kv: Buffer,
+    partial: Buffer,
+    sums: Buffer,
+    scores: Buffer | None = None,
+    layer: int,
+    layers: int,
+    rule: SplitRule,
+) -> Launch:
+    """`kernel` as `attention_decode` is launched, with `scores` where it keeps them."""
     bucket, heads, most, head_dim = partial.sizes
     kv_heads, block_size, _ = page_shape(kv)
     group = heads // kv_heads
     shape = split_shape(part, attention_site(KERNEL.name, bucket, heads, kv_heads, head_dim, kv.dtype))
     limit = splits.sizes[0] * kv_heads
-    return KERNEL.launch(
+    return kernel.launch(
         part,
         grid=(min(limit, shape.programs * part.sm_count), 1, 1),
         arguments={
@@ -91,6 +113,7 @@ def attention_decode(
             "kv": kv,
             "partial": partial,
             "sums": sums,
+            **({} if scores is None else {"scores": scores}),
             "plane_stride": LoadTimeValue.KV_PLANE_STRIDE,
             "block_stride": LoadTimeValue.KV_BLOCK_STRIDE,
             "layer": layer,
@@ -107,6 +130,7 @@ def attention_decode(
             "BLOCK_SIZE": block_size,
             "MOST": most,
             "TILE": rule.tile,
+            **({} if scores is None else {"SCORES": scores.sizes[2]}),
         },
         # grouped heads: block ids, then keys and values a tile ahead of their use
         options=Options(num_warps=shape.warps, num_stages=shape.stages, maxnreg=shape.maxnreg),

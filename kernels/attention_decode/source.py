@@ -11,9 +11,15 @@ FLOOR = tl.constexpr(-3.0e38)
 
 
 @triton.jit
+def ranked(score):
+    """Scores among which a largest can be found: NaN, which has no place, becomes the least of them."""
+    return tl.where(score > float("-inf"), score, float("-inf"))
+
+
+@triton.jit
 def single_head(
-    q, keys, table, block, first, end, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    q, keys, table, block, scores, first, end, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """One query head: products and sums, memory-bound.
 
@@ -39,6 +45,8 @@ def single_head(
         next_v = tl.load(at + VALUES, mask=(after < end)[:, None], other=0.0)
         block = tl.load(table + (after + TILE) // BLOCK_SIZE, mask=after + TILE < end, other=0)
         score = tl.where(lane < end, tl.sum(k.to(tl.float32) * query[None, :], 1), float("-inf"))
+        if SCORES:
+            tl.store(scores + lane, ranked(score), mask=lane < end)
         new_top = tl.maximum(top, score)
         weight = tl.exp(score - new_top)
         keep = tl.exp(top - new_top)
@@ -64,8 +72,8 @@ def weigh(weight, v, acc):
 
 @triton.jit
 def grouped_heads(
-    q, keys, table, first, end, block_stride, scale, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    q, keys, table, scores, first, end, block_stride, scale, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """The query heads of one kv head together, padded to a dot's 16 rows: keys and values are read once for all."""
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
@@ -83,6 +91,9 @@ def grouped_heads(
         k = tl.load(at, mask=inside[:, None], other=0.0)
         score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         score = tl.where(inside[None, :], score, float("-inf"))
+        if SCORES:
+            to = scores + head[:, None] * SCORES + lane[None, :]
+            tl.store(to, ranked(score), mask=(head < GROUP)[:, None] & inside[None, :])
         new_top = tl.maximum(top, tl.max(score, 1))
         weight = tl.exp(score - new_top[:, None])
         keep = tl.exp(top - new_top)
@@ -95,11 +106,11 @@ def grouped_heads(
 
 @triton.jit
 def attend(
-    record, kv_head, q, block_tables, kv, partial, sums, plane_stride, block_stride, layer, scale, LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr,
+    record, kv_head, q, block_tables, kv, partial, sums, scores, plane_stride, block_stride, layer, scale,
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
-    """One split of one kv head."""
+    """One split of one kv head. `scores` has SCORES elements a head and is given the scores; with 0 it is not touched."""
     row = tl.load(record)
     split = tl.load(record + 1)
     first = tl.load(record + 3)
@@ -109,22 +120,46 @@ def attend(
     of_group = tl.arange(0, GROUP_TILE)
     d = tl.arange(0, HEAD_DIM)
     head = (row.to(tl.int64) * KV_HEADS + kv_head) * GROUP
+    if SCORES:
+        scores += head * SCORES
     if GROUP == 1:
         blocks = tl.load(record + 8 + tl.arange(0, TILE))
         acc, top, total = single_head(
-            q + head * HEAD_DIM, keys, table, blocks, first, end, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE
+            q + head * HEAD_DIM, keys, table, blocks, scores, first, end, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+            TILE, SCORES,
         )  # fmt: skip
         acc = acc[None, :]
     else:
         acc, top, total = grouped_heads(
-            q + head * HEAD_DIM, keys, table, first, end, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM,
-            BLOCK_SIZE, TILE,
+            q + head * HEAD_DIM, keys, table, scores, first, end, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM,
+            BLOCK_SIZE, TILE, SCORES,
         )  # fmt: skip
     real = of_group < GROUP
     at = (head + of_group) * MOST + split
     tl.store(partial + at[:, None] * HEAD_DIM + d[None, :], acc, mask=real[:, None])
     tl.store(sums + at * 2, top, mask=real)
     tl.store(sums + at * 2 + 1, total, mask=real)
+
+
+@triton.jit
+def attend_all(
+    splits, q, block_tables, kv, partial, sums, scores, plane_stride, block_stride, layer, scale, LIMIT: tl.constexpr,
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
+):  # fmt: skip
+    """This program's share of the (split, kv head) pairs, one after another."""
+    WIDTH: tl.constexpr = 8 + TILE
+    at = tl.program_id(0)
+    row = tl.load(splits + at // KV_HEADS * WIDTH)
+    while row >= 0:
+        after = at + tl.num_programs(0)
+        row = tl.load(splits + after // KV_HEADS * WIDTH, mask=after < LIMIT, other=-1)
+        attend(
+            splits + at // KV_HEADS * WIDTH, at % KV_HEADS, q, block_tables, kv, partial, sums, scores, plane_stride,
+            block_stride, layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE,
+            SCORES,
+        )  # fmt: skip
+        at = after
 
 
 @triton.jit
@@ -135,14 +170,7 @@ def attention_decode(
 ):  # fmt: skip
     release(PROGRAMMATIC)
     wait(PROGRAMMATIC)
-    WIDTH: tl.constexpr = 8 + TILE
-    at = tl.program_id(0)
-    row = tl.load(splits + at // KV_HEADS * WIDTH)
-    while row >= 0:
-        after = at + tl.num_programs(0)
-        row = tl.load(splits + after // KV_HEADS * WIDTH, mask=after < LIMIT, other=-1)
-        attend(
-            splits + at // KV_HEADS * WIDTH, at % KV_HEADS, q, block_tables, kv, partial, sums, plane_stride, block_stride,
-            layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE,
-        )  # fmt: skip
-        at = after
+    attend_all(
+        splits, q, block_tables, kv, partial, sums, None, plane_stride, block_stride, layer, scale, LIMIT, LAYERS, KV_HEADS,
+        GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE, 0,
+    )  # fmt: skip

@@ -107,9 +107,9 @@ def test_the_first_step_of_every_shape_is_timed_before_any_second_one(
         seen: list[tuple[str, int]] = []
         run_ = worker.steps.run
 
-        def noted(program: str, rows: int, mode: str = "dense") -> None:
+        def noted(program: str, rows: int, mode: str = "dense", variant: str = "") -> None:
             seen.append((program, rows))
-            run_(program, rows, mode)
+            run_(program, rows, mode, variant)
 
         monkeypatch.setattr(worker.steps, "run", noted)
         found = first_requests.first_requests(worker.steps)

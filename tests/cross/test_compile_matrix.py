@@ -7,12 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from ouro_build.artifacts.geometry import SPARSE_MODES, Geometry
 from ouro_build.artifacts.parts import Part, find_part
-from ouro_build.artifacts.plan import Launch, LoadTimeValue, Specialization
+from ouro_build.artifacts.plan import Launch, LoadTimeValue, ProgramKey, Specialization
+from ouro_build.artifacts.presets import PRESETS
+from ouro_build.artifacts.retention import retained_counts
+from ouro_build.builder.buffers import make_buffers
 from ouro_build.builder.cache import ImageCache
 from ouro_build.builder.compile import compile_images, jobs
 from ouro_build.builder.limits import check_limits
+from ouro_build.builder.record import Recorder
+from ouro_build.builder.sparse import SparseAttention
 from ouro_build.builder.toolchain import find_toolchain
 from ouro_build.kernels.attention_decode import attention_decode, split_rule
 from ouro_build.kernels.attention_merge import attention_merge
@@ -27,6 +34,7 @@ from tests.kernel_harness import buffer, matrix_buffer
 
 # Ouro-1.4B: (N, K) of its projections, the LM head last
 PROJECTIONS = ((6144, 2048), (2048, 2048), (11264, 2048), (2048, 5632), (49152, 2048))
+LONGEST, RETENTION = 65536, 0.1
 HIDDEN, HEAD_DIM, PLANES, LAYERS, CONTEXT, BLOCK_SIZE = 2048, 128, 96, 24, 4096, 16
 # Buckets of each kind; every one of them with all projections would compile the same code many times over.
 FAST = (("sm_90", "bfloat16", (1, 16, 512)), ("sm_100", "bfloat16", (8,)),
@@ -110,6 +118,23 @@ def attentions(part: Part, dtype: str, bucket: int, heads: int, kv_heads: int) -
         yield attention_prefill(part, rows=rows, q=q, block_tables=tables, kv=kv, out=out, layer=3, layers=LAYERS)
 
 
+def sparse_attentions(part: Part, dtype: str, bucket: int, heads: int, kv_heads: int) -> Iterator[Launch]:
+    """What the modes other than dense launch beside that, for the longest context."""
+    counts = retained_counts(LONGEST, RETENTION)
+    geometry = Geometry(
+        buckets=(bucket,), prefill_buckets=(), max_context=LONGEST, max_requests=bucket, block_size=BLOCK_SIZE,
+        sparse_modes=SPARSE_MODES, key_retention=RETENTION, key_capacity=int(counts[-1]), reference_slots=bucket,
+    )  # fmt: skip
+    model = replace(PRESETS["ouro-1.4b"].model, dtype=dtype, heads=heads, kv_heads=kv_heads)
+    attention = SparseAttention(model, geometry, part, make_buffers(model, geometry, {}))
+    rows, q = buffer("rows", "int32", bucket, 8), buffer("q", dtype, bucket, heads, HEAD_DIM)
+    for form in attention.forms():
+        recorder = Recorder(ProgramKey("recurrent", bucket, *form))
+        attend = attention.of(*form)(recorder, rows)
+        attend(q, buffer("out", dtype, bucket, heads * HEAD_DIM), 3)
+        yield from recorder.plan().launches
+
+
 def specializations(part: Part, dtype: str, buckets: tuple[int, ...]) -> tuple[Specialization, ...]:
     """Every distinct image of the part."""
     launches = [
@@ -120,6 +145,8 @@ def specializations(part: Part, dtype: str, buckets: tuple[int, ...]) -> tuple[S
             fused_linears(part, dtype, bucket),
             attentions(part, dtype, bucket, 16, 16),
             attentions(part, dtype, bucket, 16, 4) if EVERY or bucket == buckets[0] else (),
+            sparse_attentions(part, dtype, bucket, 16, 16) if EVERY or bucket == buckets[0] else (),
+            sparse_attentions(part, dtype, bucket, 16, 4) if EVERY else (),
         )
         for launch in source
     ]

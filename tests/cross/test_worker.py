@@ -68,7 +68,7 @@ def test_run_prints_ids_reasons_depths_and_both_records(
     result = run("run", artifact, "--prompt-ids", file, "--max-tokens", 24, "--ignore-eos", "--json")
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
-    assert set(said) == {"outputs", "executor", "coverage", "startup"}
+    assert set(said) == {"outputs", "executor", "sparse", "coverage", "startup"}
     assert said["executor"] == "reference"
     for output, prompt in zip(said["outputs"], golden, strict=True):
         assert output == {"ids": prompt["greedy"], "text": None, "finish_reason": "length", "depths": [4] * 24}

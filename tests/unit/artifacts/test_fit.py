@@ -7,6 +7,7 @@ from ouro_build.artifacts.errors import FitError
 from ouro_build.artifacts.fit import Fit, Machine, fit, fit_known_parts
 from ouro_build.artifacts.manifest import Manifest
 from ouro_build.artifacts.parts import PARTS, find_part
+from ouro_build.artifacts.references import slot_arithmetic
 from tests.artifact_maker import BLOCK_BYTES, GEOMETRY, GIB, KV_BLOCKS, base_manifest, target, weights_record
 
 WEIGHTS = weights_record()
@@ -151,3 +152,15 @@ def test_known_parts() -> None:
         "rtx-5090": "rtx-5090",
         "rtx-pro-6000": "rtx-5090",
     }
+
+
+def test_reference_slots_are_a_part_of_what_is_needed_with_their_arithmetic() -> None:
+    made = manifest("h200")
+    sparse = {"sparse_modes": ("dense", "consume"), "key_retention": 0.1, "key_capacity": 7, "reference_slots": 3}
+    made = msgspec.structs.replace(made, geometry=msgspec.structs.replace(GEOMETRY, **sparse))
+    (refusal,) = fit(made, machine("h200", memory_free=1)).targets[0].refusals
+    model = made.model
+    assert f"reference slots ({slot_arithmetic(model, 7, 3)}) and one request" in refusal.expected
+    assert slot_arithmetic(model, 7, 3) == (
+        "3 x (2 layers x 4 heads x (4 x 7 keys + 8 x 16) + 48 of metadata) = 3 x 1,296 = 3,888 bytes"
+    )

@@ -23,10 +23,13 @@ from ouro_build.artifacts.records import (
     FallbackCount,
     GraphSize,
     KeyCount,
+    MassHistogram,
     ObservedKey,
     ObservedRecord,
     PhaseRecord,
     Reason,
+    SparseBenchRecord,
+    SparseLine,
     StartupRecord,
     StepCount,
     decode_record,
@@ -48,6 +51,7 @@ COVERAGE = CoverageRecord(
         GraphSize(program="coda", nodes=3, **KEY),
         GraphSize(program="recurrent", nodes=20, **KEY),
     ),
+    retained_mass=MassHistogram(values=6, mean=0.5, least=0.25, counts=(1, 2, 3), bytes=24, seconds=0.001),
 )
 STARTUP = StartupRecord(wall_s=0.5, phases=(PhaseRecord(name="open", parent="", start_s=0.1, seconds=0.2, bytes=12),))
 OBSERVED = ObservedRecord(
@@ -82,6 +86,24 @@ BENCH = BenchRecord(
         ),
     ),
     baseline=(BaselineLine(rows=1, context=1024, eager_ms=50.0, graph_ms=9.5),),
+    notes=(),
+)  # fmt: skip
+SPARSE = SparseBenchRecord(
+    identity="0" * 64,
+    target="h200",
+    executor="graph",
+    device=None,
+    unchecked="",
+    checks=BENCH.checks,
+    key_retention=0.1,
+    read_bytes=1 << 31,
+    read_tb_s=4.25,
+    lines=(
+        SparseLine(
+            rows=16, bucket=16, context=8192, retained=820, attention_dense_ms=30.0, attention_sparse_ms=18.0,
+            attention_ratio=0.6, attention_dense_share=0.85, dense_ms=40.0, sparse_ms=28.0, ratio=0.7, dense_share=0.84,
+        ),
+    ),
     notes=(),
 )  # fmt: skip
 LATENCY = Latency(mean=2.0, p50=1.5, p95=3.0, p99=4.0, max=4.5)
@@ -125,7 +147,7 @@ BENCH_SERVE = ServeBenchRecord(
     ),
     notes=(),
 )  # fmt: skip
-RECORDS = (COVERAGE, STARTUP, OBSERVED, BENCH, BENCH_STARTUP, BENCH_SERVE)
+RECORDS = (COVERAGE, STARTUP, OBSERVED, BENCH, SPARSE, BENCH_STARTUP, BENCH_SERVE)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda r: r.schema)

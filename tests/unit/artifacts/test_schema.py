@@ -12,7 +12,7 @@ from ouro_build.artifacts.schema import NAMES, encode_schema, published, schema,
 from ouro_build.artifacts.tuning import encode_table
 from ouro_build.artifacts.writer import encode_plan_index
 from tests.artifact_maker import ORACLE, encoded_plans, make_artifact
-from tests.unit.artifacts.test_records import BENCH, BENCH_SERVE, BENCH_STARTUP, COVERAGE, OBSERVED, STARTUP
+from tests.unit.artifacts.test_records import BENCH, BENCH_SERVE, BENCH_STARTUP, COVERAGE, OBSERVED, SPARSE, STARTUP
 from tests.unit.artifacts.test_tuning import TABLE
 
 
@@ -28,6 +28,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         "observed": encode_record(OBSERVED),
         "bench": encode_record(BENCH),
         "tuning": encode_table(TABLE),
+        "bench_sparse": encode_record(SPARSE),
         "bench_startup": encode_record(BENCH_STARTUP),
         "bench_serve": encode_record(BENCH_SERVE),
     }

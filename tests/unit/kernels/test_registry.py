@@ -10,7 +10,7 @@ import pytest
 
 from ouro_build import kernels
 from ouro_build.artifacts.blocks import BLOCK_COLUMNS, BLOCK_ROWS
-from ouro_build.artifacts.geometry import Geometry
+from ouro_build.artifacts.geometry import SPARSE_MODES, Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.packing import weight_buffers
 from ouro_build.artifacts.parts import find_part
@@ -24,7 +24,10 @@ MODEL = ModelConfig(
     vocab_size=100, hidden_size=64, intermediate_size=96, layers=2, heads=4, kv_heads=2, head_dim=16, loops=3,
     max_position=4096, rms_norm_eps=(1e-6).hex(), rope_theta=(1e6).hex(), tied_embeddings=False, dtype="bfloat16",
 )  # fmt: skip
-GEOMETRY = Geometry(buckets=(1, 8), prefill_buckets=(16, 128), max_context=1024, max_requests=8, block_size=16)
+GEOMETRY = Geometry(
+    buckets=(1, 8), prefill_buckets=(16, 128), max_context=1024, max_requests=8, block_size=16, sparse_modes=SPARSE_MODES,
+    key_retention=0.25, key_capacity=256, reference_slots=4,
+)  # fmt: skip
 
 
 @cache

@@ -15,6 +15,7 @@ from ouro_build.artifacts.plan import Pool
 from ouro_build.artifacts.presets import PRESETS
 from ouro_build.artifacts.rows import Row
 from ouro_build.builder.plan_target import prepare
+from ouro_build.builder.sparse_spec import SparseSpec
 from ouro_build.builder.spec import BuildSpec, find_parts
 from ouro_build.runtime import timing
 from ouro_build.runtime.bench import make_line, step_bytes, step_launches
@@ -133,6 +134,28 @@ def test_the_step_is_right_and_that_of_torch_is_the_same(rows: int, context: int
         logits = decoder.step()
     assert torch.allclose(logits, torch.from_numpy(sampled.logits), atol=1e-4)
     assert decoder.tokens.tolist() == sampled.tokens.tolist()
+
+
+@pytest.mark.parametrize("retention", [0.1, 1.0])
+def test_a_sparse_step_is_what_the_modes_give_one_by_one(retention: float) -> None:
+    made = reference_worker(
+        str(GOLDEN / "gqa-fp32"), buckets=(1, 4), prefill_buckets=(16,), max_context=64, max_requests=4,
+        sparse=SparseSpec(("dense", "capture", "consume"), retention), retained_mass=True,
+    )  # fmt: skip
+    pools = pools_of(made)
+    arguments = (made.steps.model, made.steps.geometry, pools, 3, 40)
+    dense = DecodeStep(*arguments, varied=True)
+    assert dense.compare().right
+    whole = made.steps.collect(3, logits=True).logits
+    step = DecodeStep(*arguments, sparse=True, varied=True, retained_mass=True)
+    assert step.compare().right
+    sparse = made.steps.collect(3, logits=True).logits
+    assert whole is not None
+    assert sparse is not None
+    assert np.array_equal(whole, sparse) == (retention == 1.0)
+    step.run()
+    mass = step.mean_mass()
+    assert (mass is None) if retention == 1.0 else (mass is not None and 0.1 < mass < 1)
 
 
 def test_values_that_are_not_finite_are_not_right() -> None:

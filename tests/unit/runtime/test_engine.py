@@ -41,7 +41,7 @@ def greedy(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
     return tuple(dense().greedy(prompt, count))
 
 
-def run(requests: list[Request], **options: int) -> None:
+def run(requests: list[Request], **options: Any) -> None:
     engine = worker().engine(**options)
     for request in requests:
         engine.submit(request)

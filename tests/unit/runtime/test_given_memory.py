@@ -137,7 +137,7 @@ def test_needed_bytes_are_those_of_the_plan(artifact: Path) -> None:
 @pytest.fixture
 def loading(api: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr(opening, "open_driver", lambda device: open_driver(device, api))
-    monkeypatch.setattr(worker, "Steps", lambda *_: None)
+    monkeypatch.setattr(worker, "Steps", lambda *_, **__: None)
     return api
 
 

@@ -43,7 +43,7 @@ def a_worker(traffic: Traffic, coverage: CoverageRecord = COVERAGE, name: str = 
         path=SimpleNamespace(target=target, reason=None),
         executor="graph",
         traffic=traffic,
-        coverage=lambda: coverage,
+        coverage=lambda masses: coverage,
         startup=lambda: STARTUP,
     )
     return cast(Worker, made)

@@ -134,7 +134,7 @@ def test_a_files_pages_are_locked_as_soon_as_there_is_a_context(
 ) -> None:
     library = Library(fails)
     monkeypatch.setattr("ctypes.CDLL", lambda name: library)
-    monkeypatch.setattr(worker, "Steps", lambda *_: None)
+    monkeypatch.setattr(worker, "Steps", lambda *_, **__: None)
     clock, go = StartupClock(0.0), threading.Event()
     hashes = ChunkHashes(str(artifact / "weights.safetensors"))
 
@@ -191,7 +191,7 @@ def test_the_address_of_a_mapped_file(artifact: Path) -> None:
 def test_a_worker_takes_over_the_device_that_is_opening_if_it_is_the_one(
     artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "Steps", lambda *_: None)
+    monkeypatch.setattr(worker, "Steps", lambda *_, **__: None)
     api.devices = 2
     for device, opened in ((0, 1), (1, 2)):
         before = api.calls["cuInit"]
@@ -212,7 +212,7 @@ def test_a_worker_loads_while_cuda_starts(artifact: Path, api: FakeDriver, monke
 
     use(monkeypatch, api, lambda: verified.wait(10))
     monkeypatch.setattr(worker, "open_artifact", noted)
-    monkeypatch.setattr(worker, "Steps", lambda *_: None)
+    monkeypatch.setattr(worker, "Steps", lambda *_, **__: None)
     with worker.load(artifact) as loaded:
         assert loaded.executor == "graph"
         phases = {p.name: p for p in loaded.startup().phases}
@@ -237,7 +237,7 @@ def test_a_worker_that_cannot_be_loaded_leaves_no_context(artifact: Path, api: F
 def test_weights_that_are_being_hashed_are_taken_over_if_they_are_the_artifacts(
     artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(worker, "Steps", lambda *_: None)
+    monkeypatch.setattr(worker, "Steps", lambda *_, **__: None)
     own, other = artifact / "weights.safetensors", tmp_path / "other"
     other.write_bytes(b"what the manifest knows nothing of")
     for path, checked in ((own, set()), (other, {"check weights"})):

@@ -8,20 +8,23 @@ import msgspec
 import numpy as np
 import pytest
 
+from ouro_build.artifacts.geometry import SPARSE_MODES
 from ouro_build.artifacts.plan import Pool, ProgramKey
 from ouro_build.artifacts.rows import Row
+from ouro_build.builder.sparse_spec import SparseSpec
 from ouro_build.runtime.reference import ReferenceExecutor
 from ouro_build.runtime.scenes import Scene, blocks_needed, live_patterns
 from tests.reference_worker import GOLDEN, ReferenceWorker, reference_worker
 
-POOLS = (Pool.KV, Pool.STATE, Pool.IO)
+POOLS = (Pool.KV, Pool.REFERENCES, Pool.STATE, Pool.IO)
 
 
 @cache
 def worker() -> ReferenceWorker:
     small = reference_worker(
-        str(GOLDEN / "gqa-fp32"), buckets=(1, 3, 8), prefill_buckets=(16,), max_context=64, max_requests=4, kv_blocks=64
-    )
+        str(GOLDEN / "gqa-fp32"), buckets=(1, 3, 8), prefill_buckets=(16,), max_context=64, max_requests=4, kv_blocks=64,
+        sparse=SparseSpec(SPARSE_MODES, 0.3, reference_slots=6),
+    )  # fmt: skip
     assert blocks_needed(small.steps.geometry) <= small.kv_blocks
     return small
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ouro_build.artifacts import rows as columns
 from ouro_build.artifacts.errors import ArtifactError, RequestError
 from ouro_build.artifacts.plan import Pool
+from ouro_build.artifacts.rows import Mode
 from ouro_build.runtime.batch import RowInput
 from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.dispatch import Dispatcher
@@ -38,7 +39,8 @@ def test_a_row_has_the_columns_that_the_device_reads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "limit"), [("slot", 2 + 4), ("token", 512), ("position", 32), ("request", 2), ("block", 2 * 2)]
+    ("column", "limit"),
+    [("slot", 2 + 4), ("token", 512), ("position", 32), ("request", 2), ("block", 2 * 2), ("mode", 3), ("reference_slot", 1)],
 )
 def test_values_that_nothing_has_never_reach_the_device(column: str, limit: int) -> None:
     for value in (limit, -2, 2**31, 2**40):
@@ -64,7 +66,8 @@ def test_values_that_nothing_has_never_reach_the_device(column: str, limit: int)
         (lambda s: s.coda([6]), "slot 6, below 6 expected"),
         (lambda s: s.describe([GOOD], [0, 1, 2]), "3 coda slots, there is room for 2"),
         (lambda s: s.decode([GOOD], depth=5), r"depth 5 is outside 1 … 4"),
-        (lambda s: s.decode([GOOD], mode="consume"), r"no plan for recurrent/1/consume"),
+        (lambda s: s.run("recurrent", 1, "consume"), r"no plan for recurrent/1/consume"),
+        (lambda s: s.decode([GOOD._replace(mode=Mode.CONSUME)]), r"no plan for recurrent/1/consume \(mode_not_built\)"),
     ],
 )
 def test_calls_that_cannot_be_served(call: Callable[[Steps], object], message: str) -> None:
@@ -208,6 +211,6 @@ def test_decode_steps_that_ran_are_counted_by_shape_and_prompts_are_not() -> Non
     steps.decode([RowInput(slot) for slot in range(3)])
     steps.decode([])
     with pytest.raises(RequestError, match="no plan"):
-        steps.decode([RowInput(0)], mode="consume")
+        steps.decode([RowInput(0, mode=Mode.CONSUME)])
     found = [(s.mode, s.rows, s.loops, s.count) for s in worker().coverage.record().steps]
     assert found == [("dense", 1, 2, 2), ("dense", 1, 4, 1), ("dense", 3, 4, 1)]

@@ -1,0 +1,185 @@
+"""Attention of sparse rows, as the launches of a layer: the source loop captures, later loops consume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ouro_build.artifacts.geometry import Geometry
+from ouro_build.artifacts.model import ModelConfig
+from ouro_build.artifacts.parts import Part
+from ouro_build.artifacts.plan import Buffer
+from ouro_build.artifacts.retention import retained_counts
+from ouro_build.artifacts.rows import RECORD
+from ouro_build.builder.buffers import Buffers
+from ouro_build.builder.record import Recorder
+from ouro_build.kernels.attention_capture import attention_capture
+from ouro_build.kernels.attention_decode import attention_decode, split_rule
+from ouro_build.kernels.attention_merge import attention_merge
+from ouro_build.kernels.attention_retained import attention_retained, retained_splits, tile_keys
+from ouro_build.kernels.attention_select import attention_select
+from ouro_build.kernels.retained_merge import retained_merge
+from ouro_build.kernels.route_rows import route_rows
+from ouro_build.kernels.split_contexts import SPLIT_RECORD, SplitRule, split_contexts
+
+Attention = Callable[[Buffer, Buffer, int], None]
+"""Records a layer's attention: queries, output, layer."""
+LoopAttention = Callable[[Recorder, Buffer], Attention]
+"""Records what the rows of a loop need once; what a layer adds."""
+NO_CAPTURE = "no_capture"
+"""The variant of `mixed` for batches in which no row captures."""
+
+
+class _Contexts(NamedTuple):
+    """Rows' contexts as `split_contexts` cuts them: no row has more than `most` splits."""
+
+    splits: Buffer
+    counts: Buffer
+    rule: SplitRule
+    most: int
+
+
+class SparseAttention:
+    """Records the attention of every mode for one part. Rows that all retain all of their keys are dense."""
+
+    def __init__(self, model: ModelConfig, geometry: Geometry, part: Part, buffers: Buffers) -> None:
+        self._model = model
+        self._geometry = geometry
+        self._part = part
+        self._buffers = buffers
+
+    def forms(self) -> tuple[tuple[str, str], ...]:
+        """(mode, variant) of every form of `recurrent`."""
+        modes = self._geometry.sparse_modes
+        return (*((mode, "") for mode in modes), *((mode, NO_CAPTURE) for mode in modes if mode == "mixed"))
+
+    def of(self, mode: str, variant: str) -> LoopAttention:
+        """What records the attention of one program of that form."""
+        if mode == "dense" or not self._geometry.references:
+            return self.dense
+        uniform = {"capture": self.capture, "consume": self.consume}
+        return uniform.get(mode) or (self._mixed_without_capture if variant == NO_CAPTURE else self._mixed)
+
+    def dense(self, recorder: Recorder, rows: Buffer) -> Attention:
+        """Attention of `rows` to all of their keys."""
+        b, part = self._buffers, self._part
+        contexts = self._cut(recorder, rows)
+
+        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+            partial, sums = self._partial(recorder, contexts, q, layer)
+            recorder.add(
+                attention_decode(part, splits=contexts.splits, q=q, block_tables=b.block_tables, kv=b.kv, partial=partial,
+                                 sums=sums, layer=layer, layers=self._model.layers, rule=contexts.rule)
+            )  # fmt: skip
+            recorder.add(attention_merge(part, counts=contexts.counts, partial=partial, sums=sums, out=out))
+
+        return attend
+
+    def capture(self, recorder: Recorder, rows: Buffer) -> Attention:
+        """Attention of `rows` to all of their keys; their reference slots get what later loops need."""
+        contexts = self._cut(recorder, rows)
+
+        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+            scores = self._select(recorder, contexts, rows, q, out, layer)
+            self._retained(recorder, rows, None, scores, None, layer)
+
+        return attend
+
+    def consume(self, recorder: Recorder, rows: Buffer) -> Attention:
+        """The output that the reference slots of `rows` hold, corrected by this loop's attention to the retained keys."""
+
+        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+            self._retained(recorder, rows, q, None, out, layer)
+
+        return attend
+
+    def _mixed(self, recorder: Recorder, rows: Buffer) -> Attention:
+        """Every row by its own mode, in one program."""
+        dense_rows, capture_rows, sparse_rows = self._route(recorder, rows, captures=True)
+        contexts = self._cut(recorder, dense_rows)
+
+        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+            scores = self._select(recorder, contexts, capture_rows, q, out, layer)
+            self._retained(recorder, sparse_rows, q, scores, out, layer)
+
+        return attend
+
+    def _mixed_without_capture(self, recorder: Recorder, rows: Buffer) -> Attention:
+        dense_rows, _, sparse_rows = self._route(recorder, rows, captures=False)
+        dense = self.dense(recorder, dense_rows)
+
+        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+            dense(q, out, layer)
+            self._retained(recorder, sparse_rows, q, None, out, layer)
+
+        return attend
+
+    def _route(self, recorder: Recorder, rows: Buffer, *, captures: bool) -> tuple[Buffer, Buffer, Buffer]:
+        names = ("dense_rows", "capture_rows", "sparse_rows")
+        dense, capture, sparse = (recorder.workspace(name, "int32", rows.sizes[0], RECORD) for name in names)
+        recorder.add(
+            route_rows(self._part, rows=rows, dense_rows=dense, capture_rows=capture, sparse_rows=sparse, captures=captures)
+        )
+        return dense, capture, sparse
+
+    def _cut(self, recorder: Recorder, rows: Buffer) -> _Contexts:
+        """Cut the rows' contexts, for every layer of the loop."""
+        m, bucket = self._model, rows.sizes[0]
+        rule = split_rule(self._part, bucket, m.heads, m.kv_heads, m.head_dim, m.dtype)
+        most = rule.most(self._geometry.max_context)
+        splits = recorder.workspace("splits", "int32", bucket * most, SPLIT_RECORD + rule.tile)
+        counts = recorder.workspace("counts", "int32", bucket)
+        recorder.add(
+            split_contexts(self._part, rows=rows, block_tables=self._buffers.block_tables, splits=splits, counts=counts,
+                           rule=rule, block_size=self._geometry.block_size)
+        )  # fmt: skip
+        return _Contexts(splits, counts, rule, most)
+
+    def _partial(self, recorder: Recorder, contexts: _Contexts, q: Buffer, layer: int) -> tuple[Buffer, Buffer]:
+        bucket, heads, head_dim = q.sizes
+        return (
+            recorder.workspace(f"partial.{layer}", "float32", bucket, heads, contexts.most, head_dim),
+            recorder.workspace(f"sums.{layer}", "float32", bucket, heads, contexts.most, 2),
+        )
+
+    def _select(self, recorder: Recorder, contexts: _Contexts, chosen: Buffer, q: Buffer, out: Buffer, layer: int) -> Buffer:
+        """Attention to all keys of `contexts`, then for the `chosen` of their rows the selection; the rows' scores."""
+        b, part, r = self._buffers, self._part, self._buffers.references
+        if r is None:
+            raise ValueError("captured without a reference pool")
+        bucket, heads, _ = q.sizes
+        partial, sums = self._partial(recorder, contexts, q, layer)
+        scores = recorder.workspace(f"scores.{layer}", "float32", bucket, heads, self._geometry.max_context)
+        recorder.add(
+            attention_capture(part, splits=contexts.splits, q=q, block_tables=b.block_tables, kv=b.kv, partial=partial,
+                              sums=sums, scores=scores, layer=layer, layers=self._model.layers, rule=contexts.rule)
+        )  # fmt: skip
+        recorder.add(attention_merge(part, counts=contexts.counts, partial=partial, sums=sums, out=out))
+        recorder.add(
+            attention_select(part, rows=chosen, counts=contexts.counts, scores=scores, sums=sums, out=out,
+                             retained_counts=r.retained_counts, reference_records=r.records, reference_mass=r.mass,
+                             reference_keys=r.keys, reference_output=r.output, layer=layer)
+        )  # fmt: skip
+        return scores
+
+    def _retained(
+        self, recorder: Recorder, rows: Buffer, q: Buffer | None, scores: Buffer | None, out: Buffer | None, layer: int
+    ) -> None:
+        """Attention of `rows` to their retained keys: with `scores` of those that capture, with `q` of those that consume."""
+        m, b, part, r = self._model, self._buffers, self._part, self._buffers.references
+        if r is None:
+            raise ValueError("consumed without a reference pool")
+        bucket = rows.sizes[0]
+        most = int(retained_counts(self._geometry.max_context, self._geometry.key_retention)[-1])
+        splits = retained_splits(part, bucket, m.heads, most, tile_keys(m.head_dim, m.dtype))
+        partial = recorder.workspace(f"retained_partial.{layer}", "float32", bucket, m.heads, splits, m.head_dim)
+        sums = recorder.workspace(f"retained_sums.{layer}", "float32", bucket, m.heads, splits, 2)
+        recorder.add(
+            attention_retained(part, rows=rows, q=q, block_tables=b.block_tables, kv=b.kv, scores=scores,
+                               reference_records=r.records, reference_keys=r.keys, partial=partial, sums=sums, layer=layer)
+        )  # fmt: skip
+        recorder.add(
+            retained_merge(part, rows=rows, partial=partial, sums=sums, reference_records=r.records, reference_keys=r.keys,
+                           reference_mass=r.mass, reference_output=r.output, reference_contribution=r.contribution, out=out,
+                           layer=layer, captures=scores is not None)
+        )  # fmt: skip

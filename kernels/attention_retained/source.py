@@ -1,0 +1,122 @@
+"""Triton source of `attention_retained`: one program a (row, head, split of its retained keys)."""
+
+import triton
+import triton.language as tl
+
+from ouro_build.kernels.dependencies.source import release, wait
+from ouro_build.kernels.paged_kv.source import head_offset, key_offsets
+from ouro_build.kernels.references.source import count_of, slot_of
+
+# Below every score, yet finite: differences of maxima stay numbers where a lane has met no key.
+FLOOR = tl.constexpr(-3.0e38)
+
+
+@triton.jit
+def gather(
+    q, keys, table, scores, retained, first, end, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, FROM_SCORES: tl.constexpr,
+):  # fmt: skip
+    """Attention of one head over `retained` positions `first` … `end` - 1, with their `scores` or with keys and `q`.
+
+    Every lane of the tile keeps its own maximum, sum and accumulator. A position, its KV block and its values hang on each
+    other: while one tile is used the values of the next are under way, and the block ids and positions of those after it.
+    """
+    VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    lane = first + tl.arange(0, TILE)
+    d = tl.arange(0, HEAD_DIM)
+    position = tl.load(retained + lane, mask=lane < end, other=0)
+    block = tl.load(table + position // BLOCK_SIZE, mask=lane < end, other=0)
+    at = keys + key_offsets(block, position, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
+    if FROM_SCORES:
+        k = tl.load(scores + position, mask=lane < end, other=0.0)
+    else:
+        query = tl.load(q + d).to(tl.float32) * scale
+        k = tl.load(at, mask=(lane < end)[:, None], other=0.0)
+    v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0)
+    position = tl.load(retained + lane + TILE, mask=lane + TILE < end, other=0)
+    block = tl.load(table + position // BLOCK_SIZE, mask=lane + TILE < end, other=0)
+    later = tl.load(retained + lane + 2 * TILE, mask=lane + 2 * TILE < end, other=0)
+    top = tl.full((TILE,), FLOOR, tl.float32)
+    total = tl.zeros((TILE,), tl.float32)
+    acc = tl.zeros((TILE, HEAD_DIM), tl.float32)
+    for _ in range(first, end, TILE):
+        after = lane + TILE
+        at = keys + key_offsets(block, position, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
+        if FROM_SCORES:
+            next_k = tl.load(scores + position, mask=after < end, other=0.0)
+        else:
+            next_k = tl.load(at, mask=(after < end)[:, None], other=0.0)
+        next_v = tl.load(at + VALUES, mask=(after < end)[:, None], other=0.0)
+        block = tl.load(table + later // BLOCK_SIZE, mask=after + TILE < end, other=0)
+        position = later
+        later = tl.load(retained + after + 2 * TILE, mask=after + 2 * TILE < end, other=0)
+        score = k if FROM_SCORES else tl.sum(k.to(tl.float32) * query[None, :], 1)
+        score = tl.where(lane < end, score, float("-inf"))
+        new_top = tl.maximum(top, score)
+        weight = tl.exp(score - new_top)
+        keep = tl.exp(top - new_top)
+        total = total * keep + weight
+        acc = acc * keep[:, None] + weight[:, None] * v.to(tl.float32)
+        top, k, v, lane = new_top, next_k, next_v, after
+    maximum = tl.max(top, 0)
+    share = tl.exp(top - maximum)
+    return tl.sum(acc * share[:, None], 0), maximum, tl.sum(total * share, 0)
+
+
+@triton.jit
+def attention_retained(
+    rows, q, block_tables, kv, scores, reference_records, reference_keys, partial, sums, plane_stride, block_stride, layer,
+    scale, SLOTS: tl.constexpr, LAYERS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, CAPACITY: tl.constexpr, SCORES: tl.constexpr, CONSUMES: tl.constexpr,
+    SPLITS: tl.constexpr, TILE: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    record = rows + row * 8
+    slot = slot_of(record, SLOTS)
+    if slot >= 0:
+        count = count_of(record, slot, reference_records, layer, LAYERS, CAPACITY)
+        if count > 0:
+            row_head = row.to(tl.int64) * HEADS + head
+            span = tl.cdiv(tl.cdiv(count, TILE), SPLITS) * TILE
+            first = split * span
+            end = tl.minimum(first + span, count)
+            sums_at = sums + (row_head * SPLITS + split) * 2
+            if first < end:
+                loop = tl.load(record + 2)
+                request = tl.load(record + 3)
+                retained = reference_keys + ((slot.to(tl.int64) * LAYERS + layer) * HEADS + head) * CAPACITY
+                table = block_tables + request.to(tl.int64) * TABLE_WIDTH
+                kv_head = head // (HEADS // KV_HEADS)
+                keys = kv + head_offset(plane_stride, loop, layer, kv_head, LAYERS, BLOCK_SIZE, HEAD_DIM)
+                to = partial + (row_head * SPLITS + split) * HEAD_DIM + tl.arange(0, HEAD_DIM)
+                mode = tl.load(record + 4)
+                if SCORES == 0:
+                    mode = mode * 0 + 2
+                if not CONSUMES:
+                    mode = mode * 0 + 1
+                if mode == 1:
+                    if SCORES:
+                        acc, top, total = gather(
+                            q, keys, table, scores + row_head * SCORES, retained, first, end, block_stride, scale, KV_HEADS,
+                            HEAD_DIM, BLOCK_SIZE, TILE, True,
+                        )  # fmt: skip
+                        tl.store(to, acc)
+                        tl.store(sums_at, top)
+                        tl.store(sums_at + 1, total)
+                else:
+                    if CONSUMES:
+                        acc, top, total = gather(
+                            q + row_head * HEAD_DIM, keys, table, scores, retained, first, end, block_stride, scale, KV_HEADS,
+                            HEAD_DIM, BLOCK_SIZE, TILE, False,
+                        )  # fmt: skip
+                        tl.store(to, acc)
+                        tl.store(sums_at, top)
+                        tl.store(sums_at + 1, total)
+            else:
+                tl.store(sums_at, float("-inf"))
+                tl.store(sums_at + 1, 0.0)

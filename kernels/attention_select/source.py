@@ -1,0 +1,113 @@
+"""Triton source of `attention_select`: one program a (row, head), whose scores stay in the caches over all passes."""
+
+import triton
+import triton.language as tl
+
+from ouro_build.kernels.dependencies.source import release, wait
+from ouro_build.kernels.references.source import slot_of
+
+# Before every score's place.
+LEAST = tl.constexpr(-0x80000000)
+
+
+@triton.jit
+def score_at(place):
+    """The score at an int32 place in the order of float32 values. Below -inf there is -inf, above inf what nothing reaches."""
+    score = tl.where(place < 0, place ^ 0x7FFFFFFF, place).to(tl.float32, bitcast=True)
+    return tl.where(place < -0x7F800001, float("-inf"), score)
+
+
+@triton.jit
+def count_from(scores, n, a, b, c, TILE: tl.constexpr):
+    """How many of `n` scores are at least the ascending `a`, `b` and `c`: three counts in one pass and one sum."""
+    lane = tl.arange(0, TILE)
+    counts = tl.zeros((TILE,), tl.int32)
+    for start in range(0, n, TILE):
+        score = tl.load(scores + start + lane, mask=start + lane < n, other=float("-inf"))
+        below_b = tl.where(score >= a, 1, 0)
+        counts += tl.where(score >= c, 0x100401, tl.where(score >= b, 0x401, below_b))
+    # A lane's counts have ten bits each, the sums 21.
+    wide = counts.to(tl.int64)
+    total = tl.sum((wide & 0x3FF) | ((wide & 0xFFC00) << 11) | ((wide >> 20) << 42), 0)
+    return (total & 0x1FFFFF).to(tl.int32), ((total >> 21) & 0x1FFFFF).to(tl.int32), (total >> 42).to(tl.int32)
+
+
+@triton.jit
+def threshold_of(scores, n, k, TILE: tl.constexpr):
+    """(threshold, ties): the `k` largest scores are those above the threshold and the first `ties` of those equal to it.
+
+    Two bits of the place of the k-th a pass, from the highest; it ends early where a threshold parts exactly k from the others.
+    """
+    threshold = n * 0 + LEAST
+    found = n
+    above = n * 0
+    shift = n * 0 + 30
+    while (shift >= 0) & (found != k):
+        step = (n * 0 + 1) << shift
+        a = threshold + step
+        b = a + step
+        c = b + step
+        from_a, from_b, from_c = count_from(scores, n, score_at(a), score_at(b), score_at(c), TILE)
+        above = tl.where(from_c >= k, above, tl.where(from_b >= k, from_c, tl.where(from_a >= k, from_b, from_a)))
+        found = tl.where(from_c >= k, from_c, tl.where(from_b >= k, from_b, tl.where(from_a >= k, from_a, found)))
+        threshold = tl.where(from_c >= k, c, tl.where(from_b >= k, b, tl.where(from_a >= k, a, threshold)))
+        shift -= 2
+    return score_at(threshold), tl.where(found == k, k, k - above)
+
+
+@triton.jit
+def attention_select(
+    rows, counts, scores, sums, out, retained_counts, reference_records, reference_mass, reference_keys, reference_output,
+    layer, SLOTS: tl.constexpr, LAYERS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CAPACITY: tl.constexpr,
+    SCORES: tl.constexpr, MOST: tl.constexpr, SPLIT_TILE: tl.constexpr, TILE: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):  # fmt: skip
+    release(PROGRAMMATIC)
+    wait(PROGRAMMATIC)
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    slot = slot_of(rows + row * 8, SLOTS)
+    if slot >= 0:
+        n = tl.load(rows + row * 8 + 1) + 1
+        k = tl.load(retained_counts + n)
+        row_head = row.to(tl.int64) * HEADS + head
+        slot_layer = slot.to(tl.int64) * LAYERS + layer
+        place = slot_layer * HEADS + head
+        scores += row_head * SCORES
+        threshold, ties = threshold_of(scores, n, k, TILE)
+
+        split = tl.arange(0, SPLIT_TILE)
+        written = split < tl.load(counts + row)
+        sums_at = sums + (row_head * MOST + split) * 2
+        maximum = tl.load(sums_at, mask=written, other=float("-inf"))
+        total = tl.load(sums_at + 1, mask=written, other=0.0)
+        top = tl.max(maximum, 0)
+        total = tl.sum(total * tl.exp(maximum - top), 0)
+
+        keys = reference_keys + place * CAPACITY
+        lane = tl.arange(0, TILE)
+        mass = tl.zeros((TILE,), tl.float32)
+        first = n * 0
+        tied = n * 0
+        for start in range(0, n, TILE):
+            at = start + lane
+            score = tl.load(scores + at, mask=at < n, other=0.0)
+            higher = (at < n) & (score > threshold)
+            equal = (at < n) & (score == threshold)
+            # One scan for both counts.
+            both = tl.cumsum(higher.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
+            higher_before = (both & 0xFFFF) - higher.to(tl.int32)
+            equal_before = tied + (both >> 16) - equal.to(tl.int32)
+            chosen = higher | (equal & (equal_before < ties))
+            index = first + higher_before + tl.minimum(equal_before, ties)
+            tl.store(keys + index, at, mask=chosen & (index < k))
+            mass += tl.where(chosen, tl.exp(score - top), 0.0)
+            last = tl.sum(higher.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
+            first += last & 0xFFFF
+            tied += last >> 16
+        tl.store(reference_mass + place, tl.sum(mass, 0) / total)
+        d = tl.arange(0, HEAD_DIM)
+        tl.store(reference_output + place * HEAD_DIM + d, tl.load(out + row_head * HEAD_DIM + d).to(tl.float32))
+        if head == 0:
+            tl.store(reference_records + slot_layer * 2, tl.load(rows + row * 8 + 6))
+            tl.store(reference_records + slot_layer * 2 + 1, k)

@@ -1,0 +1,20 @@
+"""Finding a row's reference slot in Triton sources, and whether it holds what this row captured."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def slot_of(record, SLOTS: tl.constexpr):
+    """The reference slot of a row's record; -1 if the row is inactive or names none of the SLOTS."""
+    slot = tl.load(record + 5)
+    return tl.where((tl.load(record) >= 0) & (slot >= 0) & (slot < SLOTS), slot, -1)
+
+
+@triton.jit
+def count_of(record, slot, reference_records, layer, LAYERS: tl.constexpr, CAPACITY: tl.constexpr):
+    """Retained keys at `layer` of reference slot `slot` >= 0; 0 if it was bound to another row since, or holds nothing."""
+    at = reference_records + (slot.to(tl.int64) * LAYERS + layer) * 2
+    count = tl.load(at + 1)
+    mine = tl.load(at) == tl.load(record + 6)
+    return tl.where(mine & (count > 0) & (count <= CAPACITY), count, 0)

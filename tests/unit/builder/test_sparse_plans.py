@@ -1,0 +1,93 @@
+"""What a build records and places for sparse modes."""
+
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from ouro_build.artifacts.columns import decode_plan
+from ouro_build.artifacts.geometry import SPARSE_MODES, Geometry
+from ouro_build.artifacts.parts import find_part
+from ouro_build.artifacts.plan import Plan, Pool, ProgramKey
+from ouro_build.artifacts.presets import PRESETS
+from ouro_build.artifacts.references import slot_bytes
+from ouro_build.builder.plan_target import Target, plan_target
+
+MODEL = PRESETS["tiny"].model
+SLOTS, CAPACITY = 3, 40
+GIB = 1 << 30
+
+
+@cache
+def planned(retention: float = 0.25, modes: tuple[str, ...] = SPARSE_MODES) -> Target:
+    sparse = {"sparse_modes": modes, "key_retention": retention}
+    if retention < 1 and len(modes) > 1:
+        sparse |= {"key_capacity": CAPACITY, "reference_slots": SLOTS}
+    geometry = Geometry(
+        buckets=(1, 2), prefill_buckets=(16,), max_context=128, max_requests=2, block_size=16, **sparse  # type: ignore[arg-type]
+    )  # fmt: skip
+    return plan_target(MODEL, geometry, find_part("h200"), 4 * GIB)
+
+
+def kernels(target: Target, mode: str, variant: str = "", bucket: int = 2) -> Counter[str]:
+    """How often a program of `recurrent` launches each kernel."""
+    return Counter(launch.specialization.kernel for launch in plan(target, mode, variant, bucket).launches)
+
+
+def plan(target: Target, mode: str, variant: str = "", bucket: int = 2) -> Plan:
+    key = ProgramKey("recurrent", bucket, mode, variant)
+    entry = next(entry for entry in target.index.plans if entry.key == key)
+    return decode_plan(target.index, target.columns, entry)
+
+
+def test_every_bucket_has_every_mode_and_mixed_comes_in_two_forms() -> None:
+    forms = {("dense", ""), ("capture", ""), ("consume", ""), ("mixed", ""), ("mixed", "no_capture")}
+    found = {(k.bucket, k.mode, k.variant) for k in (e.key for e in planned().index.plans) if k.program == "recurrent"}
+    assert found == {(bucket, *form) for bucket in (1, 2) for form in forms}
+    others = {e.key.mode for e in planned().index.plans if e.key.program != "recurrent"}
+    assert others == {"dense"}
+
+
+def test_what_each_mode_launches() -> None:
+    layers = MODEL.layers
+    dense, capture, consume = (kernels(planned(), mode) for mode in ("dense", "capture", "consume"))
+    assert dense["attention_decode"] == dense["attention_merge"] == layers
+    retained = Counter(attention_retained=layers, retained_merge=layers)
+    full = Counter(attention_capture=layers, attention_merge=layers, attention_select=layers)
+    rest = dense - Counter(attention_decode=layers, attention_merge=layers, split_contexts=1)
+    assert dense["split_contexts"] == 1
+    full += Counter(split_contexts=1)
+    assert capture == rest + full + retained
+    assert consume == rest + retained, "a consuming row does no dense work"
+    assert kernels(planned(), "mixed") == rest + full + retained + Counter(route_rows=1)
+    assert kernels(planned(), "mixed", "no_capture") == dense + retained + Counter(route_rows=1)
+
+
+def test_dense_programs_do_not_depend_on_the_other_modes() -> None:
+    for bucket in (1, 2):
+        one, other = (plan(t, "dense", bucket=bucket) for t in (planned(), planned(modes=("dense",))))
+        assert [x.specialization for x in one.launches] == [x.specialization for x in other.launches]
+        assert [x.grid for x in one.launches] == [x.grid for x in other.launches]
+
+
+def test_with_all_keys_retained_every_mode_is_the_dense_program() -> None:
+    target = planned(1.0)
+    dense = plan(target, "dense")
+    for mode, variant in (("capture", ""), ("consume", ""), ("mixed", ""), ("mixed", "no_capture")):
+        found = plan(target, mode, variant)
+        assert [(x.specialization, x.grid) for x in found.launches] == [(x.specialization, x.grid) for x in dense.launches]
+    assert target.pools[Pool.REFERENCES] == 0
+
+
+@pytest.mark.parametrize("modes", [("dense",), ("dense", "mixed"), SPARSE_MODES])
+def test_the_reference_pool_is_there_where_rows_remember(modes: tuple[str, ...]) -> None:
+    target = planned(modes=modes)
+    pool = [b for b in target.index.buffers if b.pool is Pool.REFERENCES]
+    if modes == ("dense",):
+        assert not pool
+        assert target.pools[Pool.REFERENCES] == 0
+        return
+    assert sum(b.bytes for b in pool) == SLOTS * slot_bytes(MODEL, CAPACITY) + 4 * 129
+    assert all(b.offset + b.bytes <= target.pools[Pool.REFERENCES] for b in pool)
+    # A slot's parts lie in one piece each: retiring is one write a buffer.
+    assert all(b.sizes[0] == SLOTS for b in pool if b.name != "retained_counts")

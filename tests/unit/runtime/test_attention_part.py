@@ -1,0 +1,75 @@
+"""Attention alone, as plans made from the stored ones."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from ouro_build.artifacts.columns import columns_from_bytes, decode
+from ouro_build.artifacts.plan import Edge, Pool
+from ouro_build.artifacts.plan_checks import check_graphs
+from ouro_build.artifacts.rows import ReferenceRecord
+from ouro_build.builder.buffers import kv_layout
+from ouro_build.builder.sparse_spec import SparseSpec
+from ouro_build.runtime.attention_part import PROGRAM, attention_key, with_attention
+from ouro_build.runtime.bench_step import DecodeStep, vary
+from ouro_build.runtime.load_time import load_time_values
+from ouro_build.runtime.pools import Pools
+from ouro_build.runtime.reference import ReferenceExecutor
+from tests.reference_worker import ReferenceWorker, reference_worker
+
+MODES = ("dense", "capture", "consume", "mixed")
+
+
+@cache
+def worker() -> ReferenceWorker:
+    return reference_worker(
+        "preset:tiny", buckets=(1, 4), prefill_buckets=(16,), max_context=64, max_requests=4, sparse=SparseSpec(MODES, 0.1)
+    )
+
+
+def test_the_stored_plans_stay_and_images_are_shared() -> None:
+    target = worker().preparation.targets[0]
+    made, columns = with_attention(target.index, target.columns)
+    assert made.specializations == target.index.specializations
+    assert made.buffers == target.index.buffers
+    assert made.plans[: len(target.index.plans)] == target.index.plans
+    assert made.graphs[: len(target.index.graphs)] == target.index.graphs
+    check_graphs(made, columns_from_bytes(made, columns.to_bytes(), "plans"), "plans")
+    parts = [plan for plan in decode(made, columns) if plan.key.program == PROGRAM]
+    assert len(parts) == 2 * 5  # buckets; four modes, one of them with a variant
+    for plan in parts:
+        kernels = [launch.specialization.kernel for launch in plan.launches]
+        assert kernels[0] == "resolve"
+        assert not {k for k in kernels[1:] if k.startswith(("linear", "rms", "residual", "exit", "silu", "rope"))}
+        once = {"consume": [], "mixed": ["route_rows", "split_contexts"]}.get(plan.key.mode, ["split_contexts"])
+        assert kernels[1 : 1 + len(once)] == once
+        assert (len(kernels) - 1 - len(once)) % worker().steps.model.layers == 0
+        assert [launch.after for launch in plan.launches[1:]] == [
+            ((at, Edge.PROGRAMMATIC if launch.specialization.options.programmatic else Edge.FULL),)
+            for at, launch in enumerate(plan.launches[1:])
+        ]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_they_run_over_rows_that_are_described_as_for_a_step(rows: int) -> None:
+    made = worker()
+    target, geometry, model = made.preparation.targets[0], made.steps.geometry, made.steps.model
+    index, columns = with_attention(target.index, target.columns)
+    values = load_time_values(kv_layout(model, geometry), made.kv_blocks, target.part.sm_count)
+    executor = ReferenceExecutor(index, columns, made.memory, values)
+    pools = Pools(index, made.memory, made.kv_blocks, (executor,), {}, lambda: None)
+    step = DecodeStep(model, geometry, pools, rows, 50, sparse=True, varied=True)
+    vary(made.memory, Pool.WORKSPACE, model.dtype)
+    step.start()
+    bucket = next(b for b in geometry.buckets if b >= rows)
+    before = made.steps.state("row_state")
+    for mode in ("dense", "capture", "consume", "consume"):
+        executor.run(attention_key(bucket, mode))
+    assert np.array_equal(made.steps.state("row_state"), before), "no loop is entered"
+    records = made.steps.state("reference_records")[:rows]
+    assert (records[..., ReferenceRecord.COUNT] == 5).all()
+    keys = made.steps.state("reference_keys")[:rows, ..., :5]
+    assert len({row.tobytes() for row in keys.reshape(-1, 5)}) > rows, "varied keys: every head chooses others"
