@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ouro_build.artifacts.manifest import Manifest
 from ouro_build.artifacts.plan import Pool, ProgramKey
 from ouro_build.runtime.executor import Executor, ExecutorName
 from ouro_build.runtime.pools import Pools
-from ouro_build.runtime.trial import Compared, Trial
+from ouro_build.runtime.trial import TOLERANCE, Compared, Trial, line_difference
 from tests.reference_worker import GOLDEN, ReferenceWorker, reference_worker
 
 KEY = ProgramKey("coda", 1)
@@ -108,3 +109,29 @@ def test_what_both_do_wrong_is_seen_against_the_reference() -> None:
     assert found.error is not None
     assert found.error > 1
     assert not found.right
+
+
+def _bits(values: NDArray[np.float64]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(values, np.float32).view(np.uint8)
+
+
+@pytest.mark.parametrize(("lines", "elements"), [(1, 128), (8, 1), (2048, 1), (20000, 128)])
+def test_rounding_alone_is_no_difference(lines: int, elements: int) -> None:
+    """Errors of 0.03 of a line, as bfloat16 leaves them after 24 layers, stay under its tolerance, however many lines."""
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        wanted = draw.standard_normal((lines, elements))
+        wanted = np.sign(wanted) * np.maximum(abs(wanted), 0.5)
+        got = wanted + 0.025 * draw.standard_normal((lines, elements))
+        assert line_difference("float32", _bits(got), _bits(wanted)) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.parametrize(("lines", "elements"), [(1, 128), (8, 1), (2048, 1), (20000, 128)])
+def test_one_wrong_line_is_a_difference(lines: int, elements: int) -> None:
+    draw = np.random.default_rng(lines)
+    wanted = draw.standard_normal((lines, elements))
+    got = wanted + 0.01 * draw.standard_normal((lines, elements))
+    got[lines // 2] = -wanted[lines // 2] - np.sign(wanted[lines // 2])
+    assert line_difference("float32", _bits(got), _bits(wanted)) > TOLERANCE["bfloat16"]
+    got[lines // 2] = np.nan
+    assert line_difference("float32", _bits(got), _bits(wanted)) == float("inf")
