@@ -120,7 +120,7 @@ def launch_over_splits(
             "scale": head_dim**-0.5,
         },
         constants={
-            "LIMIT": limit,
+            "LIMIT": 0 if limit <= shape.programs * part.sm_count else limit,
             "LAYERS": layers,
             "KV_HEADS": kv_heads,
             "GROUP": group,

@@ -38,7 +38,8 @@ def single_head(
     top = tl.full((TILE,), FLOOR, tl.float32)
     total = tl.zeros((TILE,), tl.float32)
     acc = tl.zeros((TILE, HEAD_DIM), tl.float32)
-    for _ in range(first, end, TILE):
+    for start in range(first, end, TILE):
+        lane = start + tl.arange(0, TILE)
         after = lane + TILE
         at = keys + key_offsets(block, after, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
         next_k = tl.load(at, mask=(after < end)[:, None], other=0.0)
@@ -52,7 +53,7 @@ def single_head(
         keep = tl.exp(top - new_top)
         total = total * keep + weight
         acc = acc * keep[:, None] + weight[:, None] * v.to(tl.float32)
-        top, k, v, lane = new_top, next_k, next_v, after
+        top, k, v = new_top, next_k, next_v
     maximum = tl.max(top, 0)
     share = tl.exp(top - maximum)
     return tl.sum(acc * share[:, None], 0), maximum, tl.sum(total * share, 0)
@@ -111,15 +112,13 @@ def attend(
     TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """One split of one kv head. `scores` has SCORES elements a head and is given the scores; with 0 it is not touched."""
-    row = tl.load(record)
-    split = tl.load(record + 1)
     first = tl.load(record + 3)
     end = tl.load(record + 4)
     table = block_tables + tl.load(record + 5).to(tl.int64) * TABLE_WIDTH
     keys = kv + head_offset(plane_stride, tl.load(record + 6), layer, kv_head, LAYERS, BLOCK_SIZE, HEAD_DIM)
     of_group = tl.arange(0, GROUP_TILE)
     d = tl.arange(0, HEAD_DIM)
-    head = (row.to(tl.int64) * KV_HEADS + kv_head) * GROUP
+    head = (tl.load(record).to(tl.int64) * KV_HEADS + kv_head) * GROUP
     if SCORES:
         scores += head * SCORES
     if GROUP == 1:
@@ -135,7 +134,9 @@ def attend(
             BLOCK_SIZE, TILE, SCORES,
         )  # fmt: skip
     real = of_group < GROUP
-    at = (head + of_group) * MOST + split
+    # The row is asked for again: held meanwhile, it would take registers from the loop over keys.
+    head = (tl.load(record).to(tl.int64) * KV_HEADS + kv_head) * GROUP
+    at = (head + of_group) * MOST + tl.load(record + 1)
     tl.store(partial + at[:, None] * HEAD_DIM + d[None, :], acc, mask=real[:, None])
     tl.store(sums + at * 2, top, mask=real)
     tl.store(sums + at * 2 + 1, total, mask=real)
@@ -147,19 +148,26 @@ def attend_all(
     LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr,
     TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
-    """This program's share of the (split, kv head) pairs, one after another."""
+    """This program's share of the LIMIT (split, kv head) pairs, one after another; with LIMIT 0 each has its own program."""
     WIDTH: tl.constexpr = 8 + TILE
     at = tl.program_id(0)
     row = tl.load(splits + at // KV_HEADS * WIDTH)
-    while row >= 0:
-        after = at + tl.num_programs(0)
-        row = tl.load(splits + after // KV_HEADS * WIDTH, mask=after < LIMIT, other=-1)
-        attend(
-            splits + at // KV_HEADS * WIDTH, at % KV_HEADS, q, block_tables, kv, partial, sums, scores, plane_stride,
-            block_stride, layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE,
-            SCORES,
-        )  # fmt: skip
-        at = after
+    if LIMIT == 0:
+        if row >= 0:
+            attend(
+                splits + at // KV_HEADS * WIDTH, at % KV_HEADS, q, block_tables, kv, partial, sums, scores, plane_stride,
+                block_stride, layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE,
+                SCORES,
+            )  # fmt: skip
+    else:
+        while row >= 0:
+            attend(
+                splits + at // KV_HEADS * WIDTH, at % KV_HEADS, q, block_tables, kv, partial, sums, scores, plane_stride,
+                block_stride, layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE,
+                SCORES,
+            )  # fmt: skip
+            at += tl.num_programs(0)
+            row = tl.load(splits + at // KV_HEADS * WIDTH, mask=at < LIMIT, other=-1)
 
 
 @triton.jit
