@@ -80,7 +80,6 @@ def test_starts_are_measured_beside_torch(artifact: Path, monkeypatch: pytest.Mo
     )
     shapes = [(f["program"], f["rows"]) for f in said["first_requests"]]
     assert shapes == [*(("decode", n) for n in (1, 2, 3, 8)), ("prefill", 16), ("prefill", 128)]
-    assert said["avg_warm_startup_time"] < min(run["wall_s"] for run in said["baseline"])
 
 
 def test_a_load_is_served_by_graphs(artifact: Path) -> None:
