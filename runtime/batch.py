@@ -95,8 +95,18 @@ class StepInputs:
         named = table[table[:, 0] >= 0, 0]
         if len(np.unique(named)) != len(named):
             raise RequestError(f"two rows name one state slot: {named.tolist()}", where="rows")
+        self._check_started(table)
         table[(table[:, InputColumn.POSITION] >= 0) & (table[:, InputColumn.MODE] < 0), InputColumn.MODE] = Mode.DENSE
         return table.astype(np.int32)
+
+    def _check_started(self, table: NDArray[np.int64]) -> None:
+        """A row that is given its position starts anew: what its slot held before is another row's."""
+        started = (table[:, InputColumn.SLOT] >= 0) & (table[:, InputColumn.POSITION] >= 0)
+        for column in (InputColumn.TOKEN, InputColumn.REQUEST):
+            lacking = np.flatnonzero(started & (table[:, column] < 0))
+            if len(lacking):
+                what = f"it has a position and no {column.name.lower()}"
+                raise RequestError(what, where=f"row {lacking[0]}", hint="A row that starts at a position needs both.")
 
     def _slots(self, slots: Sequence[int]) -> NDArray[np.int64]:
         _check_room("coda slots", len(slots), self._coda)

@@ -76,15 +76,16 @@ class OpeningDriver:
 class HeldContext:
     """A primary context made without the bindings, current on the thread that made it."""
 
-    def __init__(self, cuda: Any, number: ctypes.c_int) -> None:
-        self._cuda, self._number = cuda, number
+    def __init__(self, cuda: Any, number: ctypes.c_int, context: ctypes.c_void_p) -> None:
+        self._cuda, self._number, self._context = cuda, number, context
 
     def lock(self, address: int, size: int) -> bool:
         """Lock pages of the host that the device is to read; False if it cannot."""
         return not self._cuda.cuMemHostRegister_v2(ctypes.c_void_p(address), ctypes.c_size_t(size), READ_ONLY)
 
     def unlock(self, address: int) -> None:
-        """Undo `lock`, on a thread where the context is current."""
+        """Undo `lock`, on any thread: the context becomes current there."""
+        self._cuda.cuCtxSetCurrent(self._context)
         self._cuda.cuMemHostUnregister(ctypes.c_void_p(address))
 
     def release(self) -> None:
@@ -106,7 +107,7 @@ def hold_context(device: int) -> HeldContext | None:
         return None
     if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), number):
         return None
-    held = HeldContext(cuda, number)
+    held = HeldContext(cuda, number, context)
     if cuda.cuCtxSetCurrent(context):
         held.release()
         return None

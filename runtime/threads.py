@@ -48,7 +48,8 @@ class Workers:
 
     def stop(self) -> None:
         """Begin nothing more, and wait for what was begun."""
-        self._next = self._count
+        with self._lock:
+            self._next = self._count
         for thread in self._threads:
             thread.join()
 

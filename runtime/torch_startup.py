@@ -19,6 +19,8 @@ from ouro_build.runtime.startup import StartupClock
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ouro_build.artifacts.packing import PackedTensor
+
 _CONTEXT = 32
 """Tokens that the cache has room for: graphs of longer ones hold the same kernels."""
 
@@ -68,10 +70,18 @@ def _weights(artifact: Artifact, weights: str | None, where: str) -> dict[str, T
     else:
         for offset, data in weight_pieces(artifact, weights, Loading().check_weights):
             pool[offset : offset + data.nbytes].copy_(torch.from_numpy(data))
-    return {
-        t.name: pool[t.offset : t.offset + t.bytes].view(getattr(torch, t.dtype)).view(t.shape)
-        for t in weight_layout(manifest.model)
-    }
+    return {t.name: _unpacked(pool[t.offset : t.offset + t.bytes], t) for t in weight_layout(manifest.model)}
+
+
+def _unpacked(raw: Tensor, tensor: PackedTensor) -> Tensor:
+    """A packed tensor as torch's layers want it: a matrix [N, K] in rows, a copy of its own."""
+    import torch
+
+    stored = raw.view(getattr(torch, tensor.dtype)).view(tensor.shape)
+    if tensor.matrix is None:
+        return stored
+    rows, columns = tensor.matrix
+    return stored.transpose(1, 2).flatten(2, 3).flatten(0, 1)[:rows, :columns].contiguous()
 
 
 def main(arguments: list[str]) -> None:

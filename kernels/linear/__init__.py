@@ -21,7 +21,7 @@ def linear(part: Part, *, rows: Buffer, x: Buffer, weight: Buffer, out: Buffer, 
     """`out[i] = weight @ x[i]` for active rows; with `gather`, `weight @ x[slot of row i]`.
 
     rows int32 [bucket, RECORD], x [bucket or more, K] (with `gather` [slots, K]), weight [N, K] of x's type, in blocks, out
-    [bucket or more, N] of x's type or float32. Sums are taken in float32, in the same order for a row alone as in a batch.
+    [bucket or more, N] of x's type or float32. Sums are float32, in the same order whatever the bucket's other rows are.
     """
     rule = linear_few if rows.sizes[0] <= _FEW[weight.dtype] else linear_many
     return rule(part, rows=rows, x=x, weight=weight, out=out, gather=gather)

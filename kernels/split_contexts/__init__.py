@@ -33,7 +33,7 @@ class Split(IntEnum):
 
 
 class SplitRule(NamedTuple):
-    """How a row is cut, by its own length alone: what else is in a batch does not change a row's sums.
+    """How rows of a bucket are cut, each by its own length alone: what else is in the batch does not change a row's sums.
 
     Splits are whole tiles of `tile` keys. A row has `least` of them, more if they would be longer than `longest` tiles, fewer
     if they would be shorter than `shortest`.

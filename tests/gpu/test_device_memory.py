@@ -18,6 +18,7 @@ from ouro_build.runtime.snapshots import HostSnapshot, TorchSnapshot
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.upload import FileUpload
 from ouro_build.runtime.weights_file import WeightsFile
+from tests.gpu.alone import ALONE
 
 MACHINE = probe()
 pytestmark = pytest.mark.skipif(bool(MACHINE.reason), reason=f"no CUDA device: {MACHINE.reason}")
@@ -92,6 +93,7 @@ def test_a_pool_beyond_four_gib(driver: Driver) -> None:
     memory.close()
 
 
+@ALONE
 def test_nothing_is_allocated_by_use(driver: Driver, memory: DeviceMemory) -> None:
     memory.seal()
     memory.write(Pool.WEIGHTS, 0, random_bytes(MIB))
@@ -105,6 +107,7 @@ def test_nothing_is_allocated_by_use(driver: Driver, memory: DeviceMemory) -> No
     assert describe(driver).memory_free == before
 
 
+@ALONE
 def test_closing_gives_the_memory_back(driver: Driver) -> None:
     DeviceMemory(driver, {Pool.KV: MIB}).close()
     before = describe(driver).memory_free

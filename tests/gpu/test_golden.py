@@ -29,6 +29,7 @@ CLEAR_MARGIN = 0.2
 
 def make(folder: Path, model: str, **options: object) -> Path:
     """An artifact for this machine's GPU."""
+    folder.mkdir(exist_ok=True)
     machine = probe()
     part = find_parts([f"sm_{machine.capability[0]}{machine.capability[1]}"])
     settings = {"buckets": (1, 2, 3, 8), "prefill_buckets": (16, 128), "max_context": 256, **options}

@@ -17,6 +17,7 @@ from ouro_build.builder.sparse_spec import SparseSpec
 from ouro_build.runtime.bench_sparse import bench_sparse
 from ouro_build.runtime.paths import Choice
 from ouro_build.runtime.worker import load
+from tests.gpu.alone import ALONE
 from tests.gpu.test_golden import make
 from tests.mixed_batches import MixedBatches
 from tests.reference_worker import GOLDEN
@@ -80,6 +81,7 @@ def test_a_mode_that_was_not_built_gives_the_same_tokens_by_the_reference(tmp_pa
         assert seen == {(mode, Reason.MODE_NOT_BUILT, "reference") for mode in ("capture", "consume")}
 
 
+@ALONE
 def test_device_memory_is_what_the_plan_says(tmp_path: Path) -> None:
     path = make(tmp_path, str(GOLDEN / "gqa-fp32"), dtype="float32", sparse=SparseSpec(ALL, 0.1, reference_slots=64))
     with load(path) as worker:

@@ -23,6 +23,7 @@ from ouro_build.runtime.cli import cli
 from ouro_build.runtime.given_memory import needed_bytes
 from ouro_build.runtime.startup import TIME_ZERO
 from ouro_build.runtime.worker import load
+from tests.gpu.alone import ALONE
 from tests.gpu.test_golden import golden, make
 from tests.reference_worker import GOLDEN
 
@@ -34,6 +35,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("startup"), str(GOLDEN / NAME), dtype="bfloat16")
 
 
+@ALONE
 def test_a_fresh_process_accounts_for_its_time(artifact: Path, tmp_path: Path) -> None:
     prompts, out = tmp_path / "p.json", tmp_path / "s.json"
     prompts.write_text(json.dumps([golden(NAME)[0]["ids"]]))
@@ -54,6 +56,7 @@ def test_a_fresh_process_accounts_for_its_time(artifact: Path, tmp_path: Path) -
 
 def test_damage_is_found_on_the_way(artifact: Path) -> None:
     weights = artifact / "weights.safetensors"
+    weights.chmod(0o644)
     content = weights.read_bytes()
     damaged = bytearray(content)
     damaged[-1] ^= 1
@@ -66,6 +69,7 @@ def test_damage_is_found_on_the_way(artifact: Path) -> None:
         weights.write_bytes(content)
 
 
+@ALONE
 def test_starts_are_measured_beside_torch(artifact: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(page_cache, "DROP", tmp_path / "no" / "such")
     counts = ["--num-iters-cold", "1", "--num-iters-warmup", "1", "--num-iters-warm", "2"]

@@ -56,6 +56,8 @@ def test_values_that_nothing_has_never_reach_the_device(column: str, limit: int)
     ("call", "message"),
     [
         (lambda s: s.describe([GOOD, GOOD]), "two rows name one state slot"),
+        (lambda s: s.describe([GOOD, RowInput(1, token=5, position=0)]), "row 1: it has a position and no request"),
+        (lambda s: s.describe([RowInput(1, position=0, request=0, block=0)]), "row 0: it has a position and no token"),
         (lambda s: s.describe([RowInput(i) for i in range(5)]), "5 rows, there is room for 4"),
         (lambda s: s.run("prefill", 5), "5 rows, the largest bucket of prefill is 4"),
         (lambda s: s.run("prelude", 5), "5 rows, the largest bucket of prelude is 4"),
