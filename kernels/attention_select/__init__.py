@@ -19,7 +19,8 @@ KERNEL = Kernel(
 
 # A step of four scores a thread: few registers, so several programs a multiprocessor hide each other's waits.
 _TILE = 1024
-_MOST_SCORES = 1 << 19  # of a row: a lane counts its own in ten bits, a program all of them in 21
+MOST_SCORES = 1 << 19
+"""Scores of a row at most: a lane counts its own in ten bits, a program all of them in 21."""
 
 
 def attention_select(
@@ -51,8 +52,8 @@ def attention_select(
     """
     bucket, heads, width = scores.sizes
     slots, layers, _, capacity = reference_keys.sizes
-    if width > _MOST_SCORES:
-        raise ValueError(f"{width} scores a row, at most {_MOST_SCORES} can be counted")
+    if width > MOST_SCORES:
+        raise ValueError(f"{width} scores a row, at most {MOST_SCORES} can be counted")
     most = sums.sizes[2]
     return KERNEL.launch(
         part,
