@@ -72,8 +72,8 @@ class SparseSpec:
         return len(self.modes) > 1
 
     def geometry(self, model: ModelConfig, max_context: int, max_requests: int) -> SparseGeometry:
-        """The fields for `model`. Raises UsageError for too long a context or too small a key bucket, BudgetError for too little
-        memory.
+        """The fields for `model`. Raises UsageError for too long a context or too small a key bucket, BudgetError for
+        too little memory.
 
         Without a number of slots there is one a request, or as many as the memory given holds. With all keys retained rows
         remember nothing, and there are none.
