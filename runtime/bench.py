@@ -19,6 +19,7 @@ from ouro_build.artifacts.records import BaselineLine, BenchCheck, BenchLine, Be
 from ouro_build.runtime.baseline import NO_TORCH, check_baseline
 from ouro_build.runtime.bench_prefill import Prompt, check_prompt, make_prompt_line, prompt_bucket, prompt_keys
 from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_seconds
+from ouro_build.runtime.dispatch import replays_of
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
 from ouro_build.runtime.load_time import load_time_values
@@ -112,7 +113,7 @@ def make_line(manifest: Manifest, index: PlanIndex, shape: Shape, ms: float, rea
 
 def bucket_of(manifest: Manifest, rows: int) -> int:
     """The bucket that `rows` rows are padded to."""
-    return next(bucket for bucket in manifest.geometry.buckets if bucket >= rows)
+    return replays_of(rows, manifest.geometry.buckets)[0].bucket
 
 
 def check_of(

@@ -13,6 +13,7 @@ from ouro_build.artifacts.plan import Pool, ProgramKey
 from ouro_build.artifacts.records import PromptLine
 from ouro_build.runtime.batch import RowInput
 from ouro_build.runtime.bench_step import UNSET, blocks_of, steps_over
+from ouro_build.runtime.dispatch import replays_of
 from ouro_build.runtime.executor import Executor
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.snapshots import Snapshot
@@ -140,4 +141,4 @@ def make_prompt_line(model: ModelConfig, geometry: Geometry, tokens: int, ms: fl
 
 
 def _bucket(geometry: Geometry, rows: int) -> int:
-    return next(bucket for bucket in geometry.prefill_buckets if bucket >= rows)
+    return replays_of(rows, geometry.prefill_buckets)[0].bucket
