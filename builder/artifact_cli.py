@@ -16,6 +16,7 @@ from ouro_build.artifacts.manifest import encode_manifest, identity
 from ouro_build.artifacts.reader import open_artifact
 from ouro_build.artifacts.records import CoverageRecord
 from ouro_build.artifacts.sizes import SIZE
+from ouro_build.runtime.outputs import check_writable
 
 _ARTIFACT = click.argument("artifact", type=click.Path(path_type=Path), metavar="ART")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -151,6 +152,7 @@ def tune(
     as_json: bool,
 ) -> None:
     """Try configurations of kernels in an artifact's own steps on this GPU, and write the fastest as a table for ouro-build."""
+    check_writable("-o", output)
     require_extra("build", ("torch", "triton"), "ouro-artifact tune")
     from ouro_build.builder.cache import ImageCache, default_folder
     from ouro_build.builder.tune import TuneOptions
@@ -199,6 +201,7 @@ def report(
 
     if output is None and not text and not as_json:
         raise UsageError("nowhere to put the report", where="ouro-artifact report", hint="Give -o FILE.html, --text or --json.")
+    check_writable("-o", output)
     opened = None if artifact is None else open_artifact(artifact, "sizes")
     gathered = gather(opened, record, startup, coverage, against)
     page, out = compose(gathered), Output(json=as_json)

@@ -1,0 +1,28 @@
+"""Where a command cannot write, it says so before it works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ouro_build.artifacts.errors import UsageError
+from ouro_build.builder.artifact_cli import cli
+from tests.artifact_maker import make_artifact
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [("", "is a folder"), (".", "is a folder"), ("/", "is a folder"), ("no/such/file", "does not exist")],
+)
+@pytest.mark.parametrize("command", ["report", "tune"])
+def test_a_place_that_is_no_file_is_refused(
+    command: str, place: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = make_artifact(tmp_path / "a.ouro")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match=f"-o .*{problem}"):
+        CliRunner().invoke(cli, [command, str(artifact), "-o", place], standalone_mode=False, catch_exceptions=False)
+    assert sorted(tmp_path.rglob("*")) == before
