@@ -327,6 +327,7 @@ class TestCommand:
 
     def test_page_text_and_json(self, artifact: Path, records: Path, capsys: pytest.CaptureFixture[str]) -> None:
         page = records / "new" / "report.html"
+        page.parent.mkdir()
         flags = ("--startup", records / "s.json", "--coverage", records / "c.json", "--against", records / "c_old.json")
         assert self.run(capsys, artifact, "-o", page, *flags) == (0, "", f"report written to {page}\n")
         first = page.read_bytes()
@@ -374,7 +375,7 @@ class TestCommand:
             (["--startup", "s.json", "--against", "c_old.json", "--text"], 2, "c_old.json: there is nothing that it can be"),
             (["--startup", "s.json", "--against", "s.json", "--against", "s_old.json", "--text"], 2, "one of each"),
             (["--startup", "s.json", "--against", "broken.json", "--text"], 4, "broken.json: not a record"),
-            (["--startup", "s.json", "-o", "s.json/report.html"], 1, "cannot be written"),
+            (["--startup", "s.json", "-o", "s.json/report.html"], 2, "the folder it is to be in does not exist"),
             (["nowhere.ouro", "--text"], 2, "no such artifact"),
         ],
     )
