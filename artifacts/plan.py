@@ -78,12 +78,17 @@ class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a kernel is compiled with. `maxnreg` 0 leaves the registers to the compiler."""
+    """What a kernel is compiled with. `maxnreg` 0 leaves the registers to the compiler.
+
+    Without `fusion` a product and a sum are never joined into one rounding, unless the source says so: images of one source
+    then give the same bits, which parts of it they were compiled from notwithstanding.
+    """
 
     num_warps: int
     num_stages: int
     maxnreg: int = 0
     programmatic: bool = False
+    fusion: bool = True
 
 
 Constant = int | bool | str | None

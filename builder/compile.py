@@ -210,7 +210,7 @@ def _options(s: Specialization) -> dict[str, Any]:
         "num_stages": s.options.num_stages,
         "maxnreg": s.options.maxnreg or None,
         "launch_pdl": s.options.programmatic,
-        "enable_fp_fusion": True,
+        "enable_fp_fusion": s.options.fusion,
         "default_dot_input_precision": "ieee",
         "debug": False,
     }

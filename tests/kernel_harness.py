@@ -69,7 +69,11 @@ def run_source(launch: Launch, tensors: Mapping[str, Tensor], values: Values | N
     """Run the Triton source in place: interpreted or compiled, as TRITON_INTERPRET and the tensors' device say."""
     spec = launch.specialization
     grid = tuple(d if isinstance(d, int) else (values or {})[d] for d in launch.grid)
-    options: dict[str, Any] = {"num_warps": spec.options.num_warps, "num_stages": spec.options.num_stages}
+    options: dict[str, Any] = {
+        "num_warps": spec.options.num_warps,
+        "num_stages": spec.options.num_stages,
+        "enable_fp_fusion": spec.options.fusion,
+    }
     if spec.options.maxnreg:
         options["maxnreg"] = spec.options.maxnreg
     constants = dict(spec.constants) | {"PROGRAMMATIC": False}  # launched one by one, and the interpreter has no such thing

@@ -107,5 +107,5 @@ def attention_retained(
             "SPLITS": splits,
             "TILE": tile_keys(head_dim, kv.dtype),
         },
-        options=Options(num_warps=8 if kv.dtype == "float32" else 4, num_stages=1),
+        options=Options(num_warps=8 if kv.dtype == "float32" else 4, num_stages=1, fusion=False),
     )

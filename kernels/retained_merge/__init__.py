@@ -71,5 +71,5 @@ def retained_merge(
             "SPLIT_TILE": tile,
             "HEAD_DIM": head_dim,
         },
-        options=Options(num_warps=max(1, min(8, tile * head_dim // 1024)), num_stages=1),
+        options=Options(num_warps=max(1, min(8, tile * head_dim // 1024)), num_stages=1, fusion=False),
     )
