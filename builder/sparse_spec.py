@@ -11,7 +11,6 @@ from ouro_build.artifacts.geometry import SPARSE_MODES
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.references import slot_arithmetic, slot_bytes
 from ouro_build.artifacts.retention import retained_counts
-from ouro_build.kernels.attention_select import MOST_SCORES
 
 MAX_REFERENCE_SLOTS = 1 << 20
 DENSE = SPARSE_MODES[0]
@@ -82,11 +81,6 @@ class SparseSpec:
         modes = tuple(mode for mode in SPARSE_MODES if mode in self.modes)
         if not self.sparse or retention == 1:
             return SparseGeometry(sparse_modes=modes, key_retention=retention, key_capacity=0, reference_slots=0)
-        if max_context > MOST_SCORES:
-            hint = "Lower --max-context, or build for dense decoding alone."
-            raise UsageError(
-                f"{max_context} is more than the {MOST_SCORES} that sparse modes can have", where="--max-context", hint=hint
-            )
         capacity = self._capacity(max_context, retention)
         slots = self._slots(model, capacity, max_requests)
         return SparseGeometry(sparse_modes=modes, key_retention=retention, key_capacity=capacity, reference_slots=slots)

@@ -17,10 +17,11 @@ KERNEL = Kernel(
     ),
 )
 
-# A step of four scores a thread: few registers, so several programs a multiprocessor hide each other's waits.
-_TILE = 1024
-MOST_SCORES = 1 << 19
-"""Scores of a row at most: a lane counts its own in ten bits, a program all of them in 21."""
+# All scores of a head are searched where they lie, in registers; more than this many are read in every pass of the search.
+_MOST_HELD = 32768
+_MOST_THREADS = 1024
+# Scores a thread holds while it searches, and while it writes down what was chosen: that takes more registers for each.
+_HELD_A_THREAD, _CHOSEN_A_THREAD = 32, 4
 
 
 def attention_select(
@@ -52,9 +53,9 @@ def attention_select(
     """
     bucket, heads, width = scores.sizes
     slots, layers, _, capacity = reference_keys.sizes
-    if width > MOST_SCORES:
-        raise ValueError(f"{width} scores a row, at most {MOST_SCORES} can be counted")
     most = sums.sizes[2]
+    held = min(_MOST_HELD, max(512, next_power_of_2(width)))
+    threads = min(_MOST_THREADS, max(128, held // _HELD_A_THREAD))
     return KERNEL.launch(
         part,
         grid=(bucket, heads, 1),
@@ -80,7 +81,8 @@ def attention_select(
             "SCORES": width,
             "MOST": most,
             "SPLIT_TILE": next_power_of_2(most),
-            "TILE": min(_TILE, max(128, next_power_of_2(width))),
+            "TILE": min(held, threads * _CHOSEN_A_THREAD),
+            "HELD": held,
         },
-        options=Options(num_warps=8 if width >= _TILE else 4, num_stages=1),
+        options=Options(num_warps=threads // 32, num_stages=1),
     )

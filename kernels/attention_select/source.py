@@ -18,40 +18,43 @@ def score_at(place):
 
 
 @triton.jit
-def count_from(scores, n, a, b, c, TILE: tl.constexpr):
-    """How many of `n` scores are at least the ascending `a`, `b` and `c`: three counts in one pass and one sum."""
+def count_from(scores, n, least, TILE: tl.constexpr):
+    """How many of `n` scores are at least `least`."""
     lane = tl.arange(0, TILE)
     counts = tl.zeros((TILE,), tl.int32)
     for start in range(0, n, TILE):
         score = tl.load(scores + start + lane, mask=start + lane < n, other=float("-inf"))
-        below_b = tl.where(score >= a, 1, 0)
-        counts += tl.where(score >= c, 0x100401, tl.where(score >= b, 0x401, below_b))
-    # A lane's counts have ten bits each, the sums 21.
-    wide = counts.to(tl.int64)
-    total = tl.sum((wide & 0x3FF) | ((wide & 0xFFC00) << 11) | ((wide >> 20) << 42), 0)
-    return (total & 0x1FFFFF).to(tl.int32), ((total >> 21) & 0x1FFFFF).to(tl.int32), (total >> 42).to(tl.int32)
+        counts += (score >= least).to(tl.int32)
+    return tl.sum(counts, 0)
 
 
 @triton.jit
-def threshold_of(scores, n, k, TILE: tl.constexpr):
+def threshold_of(scores, n, k, SCORES: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr):
     """(threshold, ties): the `k` largest scores are those above the threshold and the first `ties` of those equal to it.
 
-    Two bits of the place of the k-th a pass, from the highest; it ends early where a threshold parts exactly k from the others.
+    A bit of the place of the k-th a pass, from the highest; it ends early where a threshold parts exactly k from the others.
+    HELD: all `n` scores fit a tile and are read once; else in every pass.
     """
+    if HELD:
+        lane = tl.arange(0, TILE)
+        # What lies past n is read and put aside: bounds known in advance leave whole vectors to be loaded.
+        held = tl.where(lane < n, tl.load(scores + lane, mask=lane < SCORES, other=float("-inf")), float("-inf"))
     threshold = n * 0 + LEAST
     found = n
     above = n * 0
-    shift = n * 0 + 30
+    shift = n * 0 + 31
     while (shift >= 0) & (found != k):
-        step = (n * 0 + 1) << shift
-        a = threshold + step
-        b = a + step
-        c = b + step
-        from_a, from_b, from_c = count_from(scores, n, score_at(a), score_at(b), score_at(c), TILE)
-        above = tl.where(from_c >= k, above, tl.where(from_b >= k, from_c, tl.where(from_a >= k, from_b, from_a)))
-        found = tl.where(from_c >= k, from_c, tl.where(from_b >= k, from_b, tl.where(from_a >= k, from_a, found)))
-        threshold = tl.where(from_c >= k, c, tl.where(from_b >= k, b, tl.where(from_a >= k, a, threshold)))
-        shift -= 2
+        higher = threshold ^ ((n * 0 + 1) << shift)
+        least = score_at(higher)
+        if HELD:
+            count = tl.sum((held >= least).to(tl.int32), 0)
+        else:
+            count = count_from(scores, n, least, TILE)
+        enough = count >= k
+        above = tl.where(enough, above, count)
+        found = tl.where(enough, count, found)
+        threshold = tl.where(enough, higher, threshold)
+        shift -= 1
     return score_at(threshold), tl.where(found == k, k, k - above)
 
 
@@ -59,7 +62,7 @@ def threshold_of(scores, n, k, TILE: tl.constexpr):
 def attention_select(
     rows, counts, scores, sums, out, retained_counts, reference_records, reference_mass, reference_keys, reference_output,
     layer, SLOTS: tl.constexpr, LAYERS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CAPACITY: tl.constexpr,
-    SCORES: tl.constexpr, MOST: tl.constexpr, SPLIT_TILE: tl.constexpr, TILE: tl.constexpr,
+    SCORES: tl.constexpr, MOST: tl.constexpr, SPLIT_TILE: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
@@ -74,7 +77,12 @@ def attention_select(
         slot_layer = slot.to(tl.int64) * LAYERS + layer
         place = slot_layer * HEADS + head
         scores += row_head * SCORES
-        threshold, ties = threshold_of(scores, n, k, TILE)
+        if n <= HELD // 4:
+            threshold, ties = threshold_of(scores, n, k, SCORES, HELD // 4, True)
+        elif n <= HELD:
+            threshold, ties = threshold_of(scores, n, k, SCORES, HELD, True)
+        else:
+            threshold, ties = threshold_of(scores, n, k, SCORES, HELD // 4, False)
 
         split = tl.arange(0, SPLIT_TILE)
         written = split < tl.load(counts + row)

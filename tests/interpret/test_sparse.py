@@ -223,6 +223,11 @@ def test_selection_over_several_steps(kind: str) -> None:
     attention_select.case(kind).check()
 
 
+@pytest.mark.parametrize("kind", ["distinct", "ties"])
+def test_selection_from_more_scores_than_are_held(kind: str) -> None:
+    attention_select.case(kind, width=33000, heads=1).check()
+
+
 @pytest.mark.parametrize("retention", [1e-4, 0.5, 1.0])
 def test_selection_of_one_of_half_and_of_all(retention: float) -> None:
     attention_select.case("ties", retention=retention, heads=1).check()

@@ -29,12 +29,6 @@ def test_a_slot_a_request_with_room_for_what_the_longest_context_retains() -> No
     assert made(reference_slots=9)["reference_slots"] == 9
 
 
-def test_contexts_have_an_end() -> None:
-    with pytest.raises(UsageError, match="--max-context: 600000 is more than the 524288"):
-        made(context=600_000)
-    assert made(context=600_000, key_retention=1.0)["key_capacity"] == 0
-
-
 def test_modes_are_listed_in_one_order() -> None:
     assert made(modes=("mixed", "dense"))["sparse_modes"] == ("dense", "mixed")
     assert parse_modes("consume, dense") == ("consume", "dense")
