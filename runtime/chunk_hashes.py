@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ouro_build.artifacts.chunks import CHUNK, CHUNKED_ABOVE
+from ouro_build.runtime.locked_pages import LockedPages
 from ouro_build.runtime.threads import Workers, spare_cores
 
 RESERVED = 2
@@ -41,8 +42,8 @@ class ChunkHashes:
         self.chunk = chunk or (CHUNK if self.size > CHUNKED_ABOVE else max(1, self.size))
         self.pages = self._map()
         count = 0 if self.pages is None else -(-self.size // self.chunk)
-        self.unlock: Callable[[], None] | None = None
-        """Undoes what locked the pages for a device, if something did: called when the file is let go."""
+        self.locked: LockedPages | None = None
+        """Its pages, if they were locked for a device: unlocked when the file is let go."""
         self._digests = [""] * count
         self._workers = Workers(self._visit, count, spare_cores(RESERVED), done=done)
 
@@ -65,9 +66,9 @@ class ChunkHashes:
     def close(self) -> None:
         """Stop, and let the file go. It stays mapped while something uses `pages`."""
         self._workers.stop()
-        if self.unlock is not None:
-            self.unlock()
-        self.unlock = self.pages = None
+        if self.locked is not None:
+            self.locked.unlock()
+        self.locked = self.pages = None
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

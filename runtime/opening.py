@@ -66,10 +66,12 @@ class OpeningDriver:
 
     def _lock(self, held: HeldContext, file: ChunkHashes) -> None:
         """Lock the file's pages, if the device can; else whoever copies them finds out and takes another way."""
+        from ouro_build.runtime.locked_pages import LockedPages  # CUDA has started by now
+
         with self._clock.beside("lock pages", self._parent) as phase:
-            address = file.address
-            if address and held.lock(address, file.size):
-                file.unlock = lambda: held.unlock(address)
+            address, locked = file.address, LockedPages(held.lock, held.unlock)
+            if address and locked.lock(address, file.size):
+                file.locked = locked
                 phase.bytes = file.size
 
 

@@ -1,8 +1,8 @@
 """Weights to the device: a file's by another thread while graphs are restored, others piece by piece.
 
-A file goes by the faster of two ways. Where the driver can lock a file's own pages, its data is copied from them in one
-transfer. Elsewhere several threads take chunks through pinned banks. Either way the chunks are checked meanwhile, and
-nothing is accepted before every digest was right.
+A file goes by the faster of two ways. Where the driver can lock a file's own pages, its data is copied from them. Elsewhere
+several threads take chunks through pinned banks. Either way the chunks are checked meanwhile, and nothing is accepted before
+every digest was right.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from queue import SimpleQueue
+from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from ouro_build.artifacts.errors import DeviceError
 from ouro_build.artifacts.plan import Pool
 from ouro_build.runtime.device_memory import NON_BLOCKING, DeviceMemory, make_event, pinned
 from ouro_build.runtime.driver import Driver
+from ouro_build.runtime.locked_pages import LockedPages, pieces
 from ouro_build.runtime.memory import check_range
 from ouro_build.runtime.opening import READ_ONLY
 from ouro_build.runtime.startup import StartupClock
@@ -29,6 +31,8 @@ from ouro_build.runtime.weights_file import Chunk, WeightsFile
 STAGING_THREADS = 8
 """Threads that fill pinned banks, at most: each has two banks of a chunk."""
 _COPYING = "copying the weights to the device"
+_PAUSE = 0.005
+"""Seconds between pieces of pages that are unlocked, in which steps have the driver to themselves."""
 
 
 class FileUpload:
@@ -42,16 +46,14 @@ class FileUpload:
 
     def __init__(self, file: WeightsFile, clock: StartupClock, parent: str) -> None:
         self._file, self._clock, self._parent = file, clock, parent
-        self._locked = file.locked
-        self._resources = ExitStack()
-        self._resources.callback(file.close)
         self._thread = ThreadPoolExecutor(1, "weights")
         self._copied: Future[None] | None = None
+        self._closing = Event()
         self._releasing = False
 
     def lock(self, driver: Driver) -> None:
         """Lock the file's pages for the device, if `driver` can and nobody has."""
-        if not self._locked:
+        if self._file.locked is None:
             self._thread.submit(self._lock, driver)
 
     def copy(self, memory: DeviceMemory) -> None:
@@ -77,14 +79,14 @@ class FileUpload:
 
     def close(self) -> None:
         """Wait for the copy, whether it failed or not, and give everything back."""
+        self._closing.set()
         self.release()
         self._thread.shutdown()
 
     def _lock(self, driver: Driver) -> None:
         with self._clock.beside("lock pages", self._parent) as phase:
             driver.make_current()
-            self._locked = _registered(driver, self._file, self._resources)
-            phase.bytes = self._file.bytes if self._locked else 0
+            phase.bytes = self._file.bytes if _able(driver) and self._file.lock(_pages(driver)) else 0
 
     def _copy(self, memory: DeviceMemory) -> None:
         driver = memory.driver
@@ -94,10 +96,8 @@ class FileUpload:
             resources.callback(driver.release, "cuStreamDestroy", stream)
             # What it reads must stay while it is read; and what failed first is what is to be told.
             resources.callback(driver.release, "cuStreamSynchronize", stream)
-            if self._locked and self._file.mapped is not None:
-                source = int(self._file.mapped.ctypes.data) + self._file.data
-                copy = (memory.base(Pool.WEIGHTS), source, self._file.bytes, stream)
-                driver.call("cuMemcpyHtoDAsync", *copy, doing=_COPYING)
+            if self._file.locked is not None and self._file.mapped is not None:
+                _copy_pieces(memory, self._file, self._file.mapped, stream)
             else:
                 _stage(memory, self._file, stream)
             driver.call("cuStreamSynchronize", stream, doing=_COPYING)
@@ -105,7 +105,9 @@ class FileUpload:
 
     def _release(self) -> None:
         with self._clock.beside("release pages", self._parent):
-            self._resources.close()
+            if self._file.locked is not None:
+                self._file.locked.unlock(lambda: self._closing.wait(_PAUSE))
+            self._file.close()
 
 
 def upload_pieces(memory: DeviceMemory, pieces: Iterable[tuple[int, NDArray[np.generic]]]) -> int:
@@ -118,19 +120,30 @@ def upload_pieces(memory: DeviceMemory, pieces: Iterable[tuple[int, NDArray[np.g
     return total
 
 
-def _registered(driver: Driver, file: WeightsFile, resources: ExitStack) -> bool:
-    """Lock the file's pages until `resources` closes; False if they cannot be."""
+def _able(driver: Driver) -> bool:
     attribute = driver.api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
-    able = driver.call("cuDeviceGetAttribute", attribute, driver.device, doing="asking about locked file pages")
-    if file.mapped is None or not able:
-        return False
-    address = int(file.mapped.ctypes.data)
-    try:
-        driver.call("cuMemHostRegister", address, len(file.mapped), READ_ONLY, doing="locking the file's pages")
-    except DeviceError:  # a file system or a limit that it cannot pass
-        return False
-    resources.callback(driver.release, "cuMemHostUnregister", address)
-    return True
+    return bool(driver.call("cuDeviceGetAttribute", attribute, driver.device, doing="asking about locked file pages"))
+
+
+def _pages(driver: Driver) -> LockedPages:
+    def lock(address: int, size: int) -> bool:
+        try:
+            driver.call("cuMemHostRegister", address, size, READ_ONLY, doing="locking a file's pages")
+        except DeviceError:  # a file system or a limit that it cannot pass
+            return False
+        return True
+
+    return LockedPages(lock, lambda address: driver.release("cuMemHostUnregister", address))
+
+
+def _copy_pieces(memory: DeviceMemory, file: WeightsFile, mapped: NDArray[np.uint8], stream: object) -> None:
+    """Copy the data of a file whose pages are locked straight from them."""
+    for offset, size in pieces(len(mapped)):
+        start = max(offset, file.data)
+        if start < offset + size:
+            target = memory.base(Pool.WEIGHTS) + start - file.data
+            copy = (target, int(mapped.ctypes.data) + start, offset + size - start, stream)
+            memory.driver.call("cuMemcpyHtoDAsync", *copy, doing=_COPYING)
 
 
 class _Bank:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ouro_build.artifacts.errors import ArtifactError
 from ouro_build.artifacts.manifest import CHUNK, FileRecord
 from ouro_build.runtime.chunk_hashes import ChunkHashes
+from ouro_build.runtime.locked_pages import LockedPages
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -62,9 +63,16 @@ class WeightsFile:
         self.mapped = None if pages is None else np.frombuffer(pages, np.uint8)  # unmapped when the last view of it goes
 
     @property
-    def locked(self) -> bool:
-        """Whether its pages have been locked for the device already; they are unlocked when it is closed."""
-        return self._hashes.unlock is not None
+    def locked(self) -> LockedPages | None:
+        """Its pages, where they are locked for the device; they are unlocked when it is closed."""
+        return self._hashes.locked
+
+    def lock(self, pages: LockedPages) -> bool:
+        """Lock its pages by `pages`; False if they cannot be."""
+        if self.mapped is None or not pages.lock(self._hashes.address, self._hashes.size):
+            return False
+        self._hashes.locked = pages
+        return True
 
     def read(self, chunk: Chunk, out: NDArray[np.uint8]) -> None:
         """Fill `out` with the chunk's bytes. Raises ArtifactError if the file has become shorter."""

@@ -18,6 +18,7 @@ from ouro_build.artifacts.reader import Artifact, Verify, open_artifact
 from ouro_build.runtime import opening, worker
 from ouro_build.runtime.chunk_hashes import ChunkHashes
 from ouro_build.runtime.driver import Driver, open_driver
+from ouro_build.runtime.locked_pages import LockedPages
 from ouro_build.runtime.opening import HeldContext, OpeningDriver, hold_context
 from ouro_build.runtime.start import Start
 from ouro_build.runtime.startup import StartupClock
@@ -172,7 +173,8 @@ def test_what_no_worker_took_over_is_given_back_in_order(
     go = threading.Event()
     use(monkeypatch, api, lambda: go.wait(10))
     started = OpeningDriver(0, StartupClock(0.0), early=True)
-    hashes.unlock = lambda: library.calls.append(f"unlocked with {api.live()}")
+    hashes.locked = LockedPages(lambda *_: True, lambda _: library.calls.append(f"unlocked with {api.live()}"))
+    assert hashes.locked.lock(hashes.address, hashes.size)
     threading.Timer(0.02, go.set).start()
     Start(StartupClock(0.0), started, hashes).close()
     assert library.calls[-1] == "unlocked with {'context': 1}", "after the device was open, before its context goes"

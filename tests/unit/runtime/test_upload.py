@@ -1,4 +1,5 @@
 import hashlib
+import mmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +15,7 @@ pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 from ouro_build.artifacts.errors import ArtifactError, DeviceError
 from ouro_build.artifacts.manifest import FileRecord
 from ouro_build.artifacts.plan import Pool
-from ouro_build.runtime import weights_file
+from ouro_build.runtime import locked_pages, weights_file
 from ouro_build.runtime.chunk_hashes import ChunkHashes
 from ouro_build.runtime.device_memory import DeviceMemory
 from ouro_build.runtime.driver import open_driver
@@ -118,6 +119,36 @@ def test_more_data_than_the_pool_is_refused(tmp_path: Path, content: bytes) -> N
     _, memory = opened(register=True, size=SIZE - 1)
     with pytest.raises(DeviceError, match="weights"):
         upload_file(memory, written(tmp_path, content), DATA, record(content))
+
+
+def test_pages_are_locked_and_copied_piece_by_piece(tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locked_pages, "PIECE", 2 * mmap.PAGESIZE)
+    api, memory = opened(register=True)
+    before = api.live()
+    assert upload_file(memory, written(tmp_path, content), DATA, record(content)) == SIZE
+    assert memory.read(Pool.WEIGHTS, 0, SIZE).tobytes() == content[DATA:]
+    assert api.live() == before
+    count = -(-(DATA + SIZE) // (2 * mmap.PAGESIZE))
+    assert count > 2
+    assert api.calls["cuMemHostRegister"] == api.calls["cuMemHostUnregister"] == count
+
+
+def test_a_piece_that_cannot_be_locked_gives_the_others_back() -> None:
+    held: set[int] = set()
+
+    def lock(address: int, size: int) -> bool:
+        if len(held) == 2:
+            return False
+        held.add(address)
+        return True
+
+    pages = locked_pages.LockedPages(lock, held.remove)
+    assert not pages.lock(4096, 3 * locked_pages.PIECE)
+    assert not held
+    assert pages.lock(4096, 2 * locked_pages.PIECE)
+    seen: list[int] = []
+    pages.unlock(lambda: seen.append(len(held)))
+    assert seen == [1, 0]
 
 
 def test_pages_that_cannot_be_locked_are_staged(tmp_path: Path, content: bytes) -> None:
