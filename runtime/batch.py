@@ -92,8 +92,8 @@ class StepInputs:
             at, column = (int(i) for i in np.argwhere(wrong)[0])
             name, value, limit = RowInput._fields[column], int(table[at, column]), int(self._limits[column])
             raise RequestError(f"{name} is {value}, below {limit} expected", where=f"row {at}")
-        named = table[table[:, 0] >= 0, 0]
-        if len(np.unique(named)) != len(named):
+        named = np.sort(table[table[:, 0] >= 0, 0])  # np.unique would import numpy.ma, at the first step of a worker
+        if (named[1:] == named[:-1]).any():
             raise RequestError(f"two rows name one state slot: {named.tolist()}", where="rows")
         self._check_started(table)
         table[(table[:, InputColumn.POSITION] >= 0) & (table[:, InputColumn.MODE] < 0), InputColumn.MODE] = Mode.DENSE
