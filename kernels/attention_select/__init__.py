@@ -17,11 +17,12 @@ KERNEL = Kernel(
     ),
 )
 
-# All scores of a head are searched where they lie, in registers; more than this many are read in every pass of the search.
-_MOST_HELD = 32768
-_MOST_THREADS = 1024
-# Scores a thread holds while it searches, and while it writes down what was chosen: that takes more registers for each.
-_HELD_A_THREAD, _CHOSEN_A_THREAD = 32, 4
+# All scores of a head are searched where they lie, in registers; those of a longer context are read in every pass.
+_HELD_A_THREAD = 32
+# Scores a thread takes at once when what was chosen is written down.
+_WRITTEN_A_THREAD = 4
+# Threads of a program: two programs a multiprocessor hide each other's waits; where there is but one, it has all of it.
+_LEAST_THREADS, _THREADS, _THREADS_ALONE = 128, 512, 1024
 
 
 def attention_select(
@@ -54,8 +55,8 @@ def attention_select(
     bucket, heads, width = scores.sizes
     slots, layers, _, capacity = reference_keys.sizes
     most = sums.sizes[2]
-    held = min(_MOST_HELD, max(512, next_power_of_2(width)))
-    threads = min(_MOST_THREADS, max(128, held // _HELD_A_THREAD))
+    most_threads = _THREADS_ALONE if bucket * heads <= part.sm_count else _THREADS
+    threads = min(most_threads, max(_LEAST_THREADS, next_power_of_2(width) // _HELD_A_THREAD))
     return KERNEL.launch(
         part,
         grid=(bucket, heads, 1),
@@ -81,8 +82,8 @@ def attention_select(
             "SCORES": width,
             "MOST": most,
             "SPLIT_TILE": next_power_of_2(most),
-            "TILE": min(held, threads * _CHOSEN_A_THREAD),
-            "HELD": held,
+            "TILE": threads * _WRITTEN_A_THREAD,
+            "HELD": threads * _HELD_A_THREAD,
         },
         options=Options(num_warps=threads // 32, num_stages=1),
     )

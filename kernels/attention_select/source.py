@@ -30,7 +30,8 @@ def count_from(scores, n, least, TILE: tl.constexpr):
 
 @triton.jit
 def threshold_of(scores, n, k, SCORES: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr):
-    """(threshold, ties): the `k` largest scores are those above the threshold and the first `ties` of those equal to it.
+    """(threshold, exact, ties): the `k` largest scores are those from the threshold on, if that is `exact`; else those above it
+    and the first `ties` of those equal to it.
 
     A bit of the place of the k-th a pass, from the highest; it ends early where a threshold parts exactly k from the others.
     HELD: all `n` scores fit a tile and are read once; else in every pass.
@@ -55,7 +56,52 @@ def threshold_of(scores, n, k, SCORES: tl.constexpr, TILE: tl.constexpr, HELD: t
         found = tl.where(enough, count, found)
         threshold = tl.where(enough, higher, threshold)
         shift -= 1
-    return score_at(threshold), tl.where(found == k, k, k - above)
+    return score_at(threshold), found == k, k - above
+
+
+@triton.jit
+def write_above(scores, keys, n, threshold, top, TILE: tl.constexpr):
+    """The places of all scores from `threshold` on, in ascending order; returns a lane's sum of exp(score - top) over them."""
+    lane = tl.arange(0, TILE)
+    mass = tl.zeros((TILE,), tl.float32)
+    first = n * 0
+    score = tl.load(scores + lane, mask=lane < n, other=0.0)
+    for start in range(0, n, TILE):
+        at = start + lane
+        later = tl.load(scores + at + TILE, mask=at + TILE < n, other=0.0)
+        chosen = (at < n) & (score >= threshold)
+        one = chosen.to(tl.int32)
+        tl.store(keys + first + tl.cumsum(one, 0) - one, at, mask=chosen)
+        mass += tl.where(chosen, tl.exp(score - top), 0.0)
+        first += tl.sum(one, 0)
+        score = later
+    return mass
+
+
+@triton.jit
+def write_with_ties(scores, keys, n, k, threshold, ties, top, TILE: tl.constexpr):
+    """As `write_above`, of the scores above `threshold` and the first `ties` of those equal to it, `k` in all."""
+    lane = tl.arange(0, TILE)
+    mass = tl.zeros((TILE,), tl.float32)
+    first = n * 0
+    tied = n * 0
+    for start in range(0, n, TILE):
+        at = start + lane
+        score = tl.load(scores + at, mask=at < n, other=0.0)
+        higher = (at < n) & (score > threshold)
+        equal = (at < n) & (score == threshold)
+        # One scan for both counts.
+        both = tl.cumsum(higher.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
+        higher_before = (both & 0xFFFF) - higher.to(tl.int32)
+        equal_before = tied + (both >> 16) - equal.to(tl.int32)
+        chosen = higher | (equal & (equal_before < ties))
+        index = first + higher_before + tl.minimum(equal_before, ties)
+        tl.store(keys + index, at, mask=chosen & (index < k))
+        mass += tl.where(chosen, tl.exp(score - top), 0.0)
+        last = tl.sum(higher.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
+        first += last & 0xFFFF
+        tied += last >> 16
+    return mass
 
 
 @triton.jit
@@ -77,13 +123,6 @@ def attention_select(
         slot_layer = slot.to(tl.int64) * LAYERS + layer
         place = slot_layer * HEADS + head
         scores += row_head * SCORES
-        if n <= HELD // 4:
-            threshold, ties = threshold_of(scores, n, k, SCORES, HELD // 4, True)
-        elif n <= HELD:
-            threshold, ties = threshold_of(scores, n, k, SCORES, HELD, True)
-        else:
-            threshold, ties = threshold_of(scores, n, k, SCORES, HELD // 4, False)
-
         split = tl.arange(0, SPLIT_TILE)
         written = split < tl.load(counts + row)
         sums_at = sums + (row_head * MOST + split) * 2
@@ -92,27 +131,19 @@ def attention_select(
         top = tl.max(maximum, 0)
         total = tl.sum(total * tl.exp(maximum - top), 0)
 
+        if n <= HELD // 4:
+            threshold, exact, ties = threshold_of(scores, n, k, SCORES, HELD // 4, True)
+        elif n <= HELD // 2:
+            threshold, exact, ties = threshold_of(scores, n, k, SCORES, HELD // 2, True)
+        elif n <= HELD:
+            threshold, exact, ties = threshold_of(scores, n, k, SCORES, HELD, True)
+        else:
+            threshold, exact, ties = threshold_of(scores, n, k, SCORES, HELD // 4, False)
         keys = reference_keys + place * CAPACITY
-        lane = tl.arange(0, TILE)
-        mass = tl.zeros((TILE,), tl.float32)
-        first = n * 0
-        tied = n * 0
-        for start in range(0, n, TILE):
-            at = start + lane
-            score = tl.load(scores + at, mask=at < n, other=0.0)
-            higher = (at < n) & (score > threshold)
-            equal = (at < n) & (score == threshold)
-            # One scan for both counts.
-            both = tl.cumsum(higher.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
-            higher_before = (both & 0xFFFF) - higher.to(tl.int32)
-            equal_before = tied + (both >> 16) - equal.to(tl.int32)
-            chosen = higher | (equal & (equal_before < ties))
-            index = first + higher_before + tl.minimum(equal_before, ties)
-            tl.store(keys + index, at, mask=chosen & (index < k))
-            mass += tl.where(chosen, tl.exp(score - top), 0.0)
-            last = tl.sum(higher.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
-            first += last & 0xFFFF
-            tied += last >> 16
+        if exact:
+            mass = write_above(scores, keys, n, threshold, top, TILE)
+        else:
+            mass = write_with_ties(scores, keys, n, k, threshold, ties, top, TILE)
         tl.store(reference_mass + place, tl.sum(mass, 0) / total)
         d = tl.arange(0, HEAD_DIM)
         tl.store(reference_output + place * HEAD_DIM + d, tl.load(out + row_head * HEAD_DIM + d).to(tl.float32))
