@@ -11,6 +11,7 @@ import mmap
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Thread
 
 from ouro_build.artifacts.chunks import CHUNK, CHUNKED_ABOVE
 from ouro_build.runtime.locked_pages import LockedPages
@@ -42,8 +43,8 @@ class ChunkHashes:
         self.chunk = chunk or (CHUNK if self.size > CHUNKED_ABOVE else max(1, self.size))
         self.pages = self._map()
         count = 0 if self.pages is None else -(-self.size // self.chunk)
-        self.locked: LockedPages | None = None
-        """Its pages, if they were locked for a device: unlocked when the file is let go."""
+        self._locked: LockedPages | None = None
+        self._locking: Thread | None = None
         self._digests = [""] * count
         self._workers = Workers(self._visit, count, spare_cores(RESERVED), done=done)
 
@@ -51,6 +52,26 @@ class ChunkHashes:
         """Wait for all of it; the digests in order, in hexadecimal: empty where nothing was to be hashed."""
         self._workers.wait()
         return self._digests
+
+    @property
+    def locked(self) -> LockedPages | None:
+        """Its pages, if they were locked for a device: unlocked when the file is let go. Waits for who locks them now."""
+        if self._locking is not None:
+            self._locking.join()
+        return self._locked
+
+    @locked.setter
+    def locked(self, pages: LockedPages) -> None:
+        self._locked = pages
+
+    def lock_beside(self, lock: Callable[[], LockedPages | None]) -> None:
+        """Have `lock` lock the pages on a thread of its own; None if it cannot."""
+
+        def run() -> None:
+            self._locked = lock()
+
+        self._locking = Thread(target=run, name="lock")
+        self._locking.start()
 
     @property
     def address(self) -> int:
@@ -68,7 +89,7 @@ class ChunkHashes:
         self._workers.stop()
         if self.locked is not None:
             self.locked.unlock()
-        self.locked = self.pages = None
+        self._locked = self.pages = None
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ouro_build.runtime.driver import Driver, open_driver
@@ -11,6 +12,7 @@ from ouro_build.runtime.startup import StartupClock
 
 if TYPE_CHECKING:
     from ouro_build.runtime.chunk_hashes import ChunkHashes
+    from ouro_build.runtime.locked_pages import LockedPages
 
 READ_ONLY = 8
 """CU_MEMHOSTREGISTER_READ_ONLY: lock pages that the device only reads, such as a file's."""
@@ -25,7 +27,7 @@ class OpeningDriver:
     def __init__(self, device: int, clock: StartupClock, *, early: bool = False) -> None:
         self.device = device
         self.file: ChunkHashes | None = None
-        """A file whose pages are locked for the device as soon as there is a context, if that is made early."""
+        """A file whose pages begin to be locked for the device as soon as there is a context, if that is made early."""
         self._early = early
         self._clock = clock
         self._parent = clock.current
@@ -57,29 +59,35 @@ class OpeningDriver:
             with self._clock.beside("device", self._parent):
                 held = hold_context(self.device) if self._early else None
                 if held is not None and self.file is not None:
-                    self._lock(held, self.file)
+                    self.file.lock_beside(partial(self._lock, held, self.file))
                 self._driver = open_driver(self.device)
                 if held is not None:
                     held.release()
         except BaseException as error:  # told where the driver is waited for
             self._error = error
 
-    def _lock(self, held: HeldContext, file: ChunkHashes) -> None:
+    def _lock(self, held: HeldContext, file: ChunkHashes) -> LockedPages | None:
         """Lock the file's pages, if the device can; else whoever copies them finds out and takes another way."""
         from ouro_build.runtime.locked_pages import LockedPages  # CUDA has started by now
 
         with self._clock.beside("lock pages", self._parent) as phase:
+            held.enter()
             address, locked = file.address, LockedPages(held.lock, held.unlock)
-            if address and locked.lock(address, file.size):
-                file.locked = locked
-                phase.bytes = file.size
+            if not address or not locked.lock(address, file.size):
+                return None
+            phase.bytes = file.size
+            return locked
 
 
 class HeldContext:
-    """A primary context made without the bindings, current on the thread that made it."""
+    """A primary context made without the bindings, current on the thread that made it and on those that enter it."""
 
     def __init__(self, cuda: Any, number: ctypes.c_int, context: ctypes.c_void_p) -> None:
         self._cuda, self._number, self._context = cuda, number, context
+
+    def enter(self) -> None:
+        """Make the context current on the calling thread."""
+        self._cuda.cuCtxSetCurrent(self._context)
 
     def lock(self, address: int, size: int) -> bool:
         """Lock pages of the host that the device is to read; False if it cannot."""
@@ -87,7 +95,7 @@ class HeldContext:
 
     def unlock(self, address: int) -> None:
         """Undo `lock`, on any thread: the context becomes current there."""
-        self._cuda.cuCtxSetCurrent(self._context)
+        self.enter()
         self._cuda.cuMemHostUnregister(ctypes.c_void_p(address))
 
     def release(self) -> None:

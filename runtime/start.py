@@ -21,7 +21,7 @@ class Start(NamedTuple):
     def close(self) -> None:
         """Give back what has begun, whether a worker has taken it over and closed it or not."""
         if self.opening is not None:
-            self.opening.wait()  # it may be locking the file's pages
+            self.opening.wait()  # it may begin to lock the file's pages
         if self.hashes is not None:
             self.hashes.close()
         if self.opening is not None:

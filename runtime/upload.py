@@ -53,8 +53,7 @@ class FileUpload:
 
     def lock(self, driver: Driver) -> None:
         """Lock the file's pages for the device, if `driver` can and nobody has."""
-        if self._file.locked is None:
-            self._thread.submit(self._lock, driver)
+        self._thread.submit(self._lock, driver)
 
     def copy(self, memory: DeviceMemory) -> None:
         """Fill the weights pool. Raises DeviceError if it is too small."""
@@ -84,6 +83,8 @@ class FileUpload:
         self._thread.shutdown()
 
     def _lock(self, driver: Driver) -> None:
+        if self._file.locked is not None:
+            return
         with self._clock.beside("lock pages", self._parent) as phase:
             driver.make_current()
             phase.bytes = self._file.bytes if _able(driver) and self._file.lock(_pages(driver)) else 0
