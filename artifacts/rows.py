@@ -2,7 +2,7 @@
 
 A row is one (request, position, loop) query. The host describes a batch in records of `InputColumn` columns; `resolve`
 turns a batch's slot ids into `ROW` records, which every later kernel of the program reads. A record whose slot
-is negative is an inactive row: nothing is read or written for it.
+is negative is an inactive row: nothing that outlives a program is read or written for it.
 
 These columns are part of the artifact's format: compiled kernels have them built in.
 """
