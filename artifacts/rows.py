@@ -50,7 +50,7 @@ class Mode(IntEnum):
 
     DENSE = 0  # dense in every loop
     CAPTURE = 1  # dense before SOURCE_LOOP, captures there, consumes in later loops
-    CONSUME = 2  # consumes in every loop
+    CONSUME = 2  # consumes in every loop what its reference slot holds, of whichever token it was captured
 
 
 class ReferenceRecord(IntEnum):

@@ -21,11 +21,19 @@ NO_CAPTURE = "no_capture"
 
 @dataclass
 class _Row:
-    """A row that is not dense in every loop, or that has a reference slot, by `lease`."""
+    """A row that is not dense in every loop, or that has a reference slot, by `lease`.
+
+    `captured`: a loop of its present token has captured; what the slot holds otherwise is of an earlier one, or nothing.
+    """
 
     mode: Mode
     loop: int = 0
     lease: Lease | None = None
+    captured: bool = False
+
+    def begin_token(self) -> None:
+        """It is to run its loops from the first."""
+        self.loop, self.captured = 0, False
 
     @property
     def role(self) -> str:
@@ -78,8 +86,9 @@ class RowModes:
     def begin_loop(self, bucket: int, mode: str, variant: str) -> tuple[int, ...]:
         """`recurrent` of this mode is about to be submitted: the reference slots into which it captures.
 
-        Raises RequestError, and notes nothing, for a row that consumes what it may not: its reference is stale, was never
-        captured, or it has none; and for rows that capture into one slot, or where the variant says that none does.
+        Raises RequestError, and notes nothing, for a row that consumes what it may not: its lease is stale, it has none, or it
+        captured nothing for its present token (a row in Mode.CONSUME takes what the slot holds, if there is anything); and for
+        rows that capture into one slot, or where the variant says that none does.
         """
         if self._pool is None or mode == DENSE:
             return ()
@@ -94,12 +103,13 @@ class RowModes:
                 raise RequestError(f"the row of slot {slot} captures in this loop", where=f"{mode}/{variant}", hint=hint)
             elif role == CAPTURE and row is not None and row.lease is not None:
                 self._pool.state(row.lease)
-                captures.append(row.lease)
-        slots = tuple(lease.slot for lease in captures)
+                captures.append((row, row.lease))
+        slots = tuple(lease.slot for _, lease in captures)
         if len(set(slots)) != len(slots):
             raise RequestError(f"two rows capture into one reference slot: {list(slots)}")
-        for lease in captures:
+        for row, lease in captures:
             self._pool.capture(lease)
+            row.captured = True
         for lease in consumes:
             self._pool.consume(lease)
         return slots
@@ -114,7 +124,7 @@ class RowModes:
                 row.loop += row.loop < self._loops
         elif program == "advance" and self._rows:
             for row in self._known(self._coda[:bucket]):
-                row.loop = 0
+                row.begin_token()
 
     def _known(self, slots: Iterable[int]) -> list[_Row]:
         return [self._rows[slot] for slot in slots if slot in self._rows]
@@ -122,7 +132,7 @@ class RowModes:
     def _start(self, given: RowInput, lease: Lease | None) -> None:
         """What `bind` does: columns that are not -1 replace the state's, and the row enters loop 0; anew it is dense."""
         row = self._rows.get(given.slot, _Row(Mode.DENSE))
-        row.loop = 0
+        row.begin_token()
         if given.mode >= 0 or given.position >= 0:
             row.mode = Mode(max(given.mode, Mode.DENSE))
         if given.reference_slot >= 0:
@@ -144,6 +154,9 @@ class RowModes:
         if self._pool.state(row.lease) is SlotState.EMPTY:
             hint = "Run the row's source loop in mode capture first."
             raise RequestError(f"the row of slot {slot} has captured nothing yet", hint=hint)
+        if row.mode is not Mode.CONSUME and not row.captured:
+            what = f"the row of slot {slot} has captured nothing for its present token, its reference is an earlier one's"
+            raise RequestError(what, hint="Run its source loop in mode capture, or with `run_loop`, which chooses.")
         return row.lease
 
 
