@@ -55,6 +55,8 @@ class RowModes:
         self._batch: Sequence[int] = ()
         self._coda: Sequence[int] = ()
         self._inputs: Sequence[tuple[RowInput, Lease | None]] = ()
+        self._captures: Sequence[tuple[_Row, Lease]] = ()
+        self._consumes: Sequence[Lease] = ()
 
     def check(self, rows: Iterable[RowInput]) -> None:
         """Raise RequestError for a row that names a reference slot by a generation that is not in force."""
@@ -84,12 +86,13 @@ class RowModes:
         return MIXED, "" if CAPTURE in roles else NO_CAPTURE
 
     def begin_loop(self, bucket: int, mode: str, variant: str) -> tuple[int, ...]:
-        """`recurrent` of this mode is about to be submitted: the reference slots into which it captures.
+        """`recurrent` of this mode is about to be submitted: the reference slots into which it captures. `ran` notes it.
 
-        Raises RequestError, and notes nothing, for a row that consumes what it may not: its lease is stale, it has none, or it
-        captured nothing for its present token (a row in Mode.CONSUME takes what the slot holds, if there is anything); and for
-        rows that capture into one slot, or where the variant says that none does.
+        Raises RequestError for a row that consumes what it may not: its lease is stale, it has none, or it captured nothing for
+        its present token (a row in Mode.CONSUME takes whatever the slot holds, if anything); and for rows that capture into one
+        slot, or where the variant says that none does.
         """
+        self._captures = self._consumes = ()
         if self._pool is None or mode == DENSE:
             return ()
         captures, consumes = [], []
@@ -107,11 +110,7 @@ class RowModes:
         slots = tuple(lease.slot for _, lease in captures)
         if len(set(slots)) != len(slots):
             raise RequestError(f"two rows capture into one reference slot: {list(slots)}")
-        for row, lease in captures:
-            self._pool.capture(lease)
-            row.captured = True
-        for lease in consumes:
-            self._pool.consume(lease)
+        self._captures, self._consumes = captures, consumes
         return slots
 
     def ran(self, program: str, bucket: int) -> None:
@@ -120,11 +119,22 @@ class RowModes:
             for given, lease in self._inputs:
                 self._start(given, lease)
         elif program in ("recurrent", "prefill") and self._rows:
+            if program == "recurrent":
+                self._note_uses()
             for row in self._known(self._batch[:bucket]):
                 row.loop += row.loop < self._loops
         elif program == "advance" and self._rows:
             for row in self._known(self._coda[:bucket]):
                 row.begin_token()
+
+    def _note_uses(self) -> None:
+        if self._pool is None:
+            return
+        for row, lease in self._captures:
+            self._pool.capture(lease)
+            row.captured = True
+        for lease in self._consumes:
+            self._pool.consume(lease)
 
     def _known(self, slots: Iterable[int]) -> list[_Row]:
         return [self._rows[slot] for slot in slots if slot in self._rows]

@@ -216,6 +216,27 @@ def test_steps_that_would_read_what_is_not_the_rows_own(call: Callable[[Steps, R
     assert steps.references.free == 4
 
 
+def test_a_capture_that_could_not_be_submitted_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, pool = worker().steps, worker().steps.references
+    assert pool is not None
+    (lease,) = pool.bind("x")
+    started(steps, sparse(0, lease)._replace(position=0, token=1, request=0, block=0))
+    steps.run_loop(1)
+
+    def refuse(*_: object) -> None:
+        raise RequestError("no plan for it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(steps._dispatcher, "run", refuse)
+        with pytest.raises(RequestError, match="no plan for it"):
+            steps.run_loop(1)
+    with pytest.raises(RequestError, match="has captured nothing yet"):
+        steps.run("recurrent", 1, "consume")
+    assert [steps.run_loop(1) for _ in range(2)] == ["capture", "consume"]
+    pool.retire([lease])
+    pool.finished(pool.submitted())
+
+
 def test_a_row_may_mean_what_its_slot_holds_from_before() -> None:
     modes, pool = followed()
     (lease,) = pool.bind("a")
