@@ -2,7 +2,7 @@
 
 A row is one (request, position, loop) query. The host describes a batch in records of `InputColumn` columns; `resolve`
 turns a batch's slot ids into `ROW` records, which every later kernel of the program reads. A record whose slot
-is negative is an inactive row: nothing is read or written for it.
+is negative is an inactive row: nothing that outlives a program is read or written for it.
 
 These columns are part of the artifact's format: compiled kernels have them built in.
 """
@@ -50,7 +50,7 @@ class Mode(IntEnum):
 
     DENSE = 0  # dense in every loop
     CAPTURE = 1  # dense before SOURCE_LOOP, captures there, consumes in later loops
-    CONSUME = 2  # consumes in every loop
+    CONSUME = 2  # consumes in every loop what its reference slot holds, of whichever token it was captured
 
 
 class ReferenceRecord(IntEnum):

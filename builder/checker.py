@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ouro_build.artifacts.errors import BuildError
-from ouro_build.artifacts.plan import Buffer, Edge, Launch, LoadTimeValue, Plan, Pool
+from ouro_build.artifacts.plan import Buffer, Edge, LoadTimeValue, Plan, Pool
 
 ALIGNMENT = 256
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -25,11 +25,13 @@ def check(
     buffers: Sequence[Buffer],
     pools: Mapping[Pool, int],
     writes: Parameters,
+    updates: Parameters,
     early: Parameters,
 ) -> None:
     """Raise BuildError listing every violation; `pools` gives the bytes of each pool of fixed size.
 
-    A kernel may write the parameters `writes` and only reads the others; `early` it may read before it waits inside.
+    A kernel may write the parameters `writes`, of which it also reads `updates`, and only reads the others; `early` it may read
+    before it waits inside.
 
     Holds for every plan: its buffers are declared, aligned and inside their pools; `after` names earlier launches only, and
     kernels that may start before those have ended wait inside and read only weights before; launches that touch the same
@@ -39,7 +41,7 @@ def check(
     found = [*_declarations(buffers, pools)]
     declared = set(buffers)
     for plan in plans:
-        found += (f"{plan.key}: {text}" for text in _plan(plan, declared, writes, early))
+        found += (f"{plan.key}: {text}" for text in _plan(plan, declared, writes, updates, early))
     if found:
         shown = "\n".join(found[:_SHOWN]) + (f"\n… and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
         raise BuildError(
@@ -77,13 +79,15 @@ def _fills(buffer: Buffer) -> bool:
     return any(isinstance(size, LoadTimeValue) for size in buffer.shape)
 
 
-def _plan(plan: Plan, declared: Collection[Buffer], writes: Parameters, early: Parameters) -> Iterator[str]:
+def _plan(
+    plan: Plan, declared: Collection[Buffer], writes: Parameters, updates: Parameters, early: Parameters
+) -> Iterator[str]:
     broken = [*_edges(plan), *_early(plan, early), *_grids(plan)]
     if broken:
         yield from broken
         return  # without an order nothing more can be said
     order = _order(plan)
-    uses = _uses(plan, writes)
+    uses = _uses(plan, writes, updates)
     for buffer, (readers, writers) in uses.items():
         if buffer not in declared:
             yield f"{buffer.name} is used but not declared"
@@ -134,18 +138,19 @@ def _order(plan: Plan) -> _Order:
     return order
 
 
-def _uses(plan: Plan, writes: Parameters) -> dict[Buffer, tuple[list[int], list[int]]]:
+def _uses(plan: Plan, writes: Parameters, updates: Parameters) -> dict[Buffer, tuple[list[int], list[int]]]:
     """Per buffer the launches that read it and those that write it."""
     uses: dict[Buffer, tuple[list[int], list[int]]] = {}
     for at, launch in enumerate(plan.launches):
-        for buffer, written in _accesses(launch, writes(launch.specialization.kernel)):
+        kernel = launch.specialization.kernel
+        written, updated = writes(kernel), updates(kernel)
+        for name, buffer in launch.buffers():
             readers, writers = uses.setdefault(buffer, ([], []))
-            (writers if written else readers).append(at)
+            if name in written:
+                writers.append(at)
+            if name in updated or name not in written:
+                readers.append(at)
     return uses
-
-
-def _accesses(launch: Launch, written: Collection[str]) -> Iterable[tuple[Buffer, bool]]:
-    return ((buffer, name in written) for name, buffer in launch.buffers())
 
 
 def _unordered(buffer: Buffer, readers: list[int], writers: list[int], order: _Order) -> Iterator[str]:

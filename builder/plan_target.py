@@ -89,6 +89,7 @@ def plan_target(
         placement.buffers,
         placement.pools,
         writes=lambda name: registry.kernel(name).writes,
+        updates=lambda name: registry.kernel(name).updates,
         early=lambda name: registry.kernel(name).early,
     )
     load_time = [LoadTimeEntry(name, divisor) for name, divisor in LOAD_TIME_DIVISORS.items()]

@@ -32,10 +32,15 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's name, the version of its meaning, the arguments it writes, its
-    tolerance. The other arguments it only reads.
+    """A kernel's name, the version of its meaning, the arguments it writes, its tolerance. The other arguments it only reads.
 
-    `early` are the arguments that it may read before it waits for its predecessors: weights, which nothing writes.
+    `early` are the arguments that it may read before it waits for its predecessors: weights, which nothing writes. `updates`
+    are those of `writes` that it also reads: what they held before decides what it writes, be it there or elsewhere.
+
+    For an inactive row a kernel writes nothing to what outlives the program (`Pool.KV`, `STATE`, `REFERENCES`, `IO`). That row
+    of a workspace buffer it may fill with anything, as `linear_few` and `linear_silu` do: what stores whatever it computed need
+    not wait for the row records first. So no kernel may rely on what is there, but where the rule of the kernel that wrote it
+    says what an inactive row gets (`resolve`, `route_rows`, `split_contexts`).
     """
 
     name: str
@@ -43,6 +48,7 @@ class Kernel:
     writes: tuple[str, ...]
     tolerance: Tolerance
     early: tuple[str, ...] = ()
+    updates: tuple[str, ...] = ()
 
     def launch(
         self,

@@ -18,7 +18,7 @@ from ouro_build.artifacts.reader import Artifact
 from ouro_build.artifacts.records import BaselineLine, BenchCheck, BenchLine, BenchRecord, PromptBaseline
 from ouro_build.runtime.baseline import NO_TORCH, check_baseline
 from ouro_build.runtime.bench_prefill import Prompt, check_prompt, make_prompt_line, prompt_bucket, prompt_keys
-from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_seconds
+from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_rate
 from ouro_build.runtime.dispatch import replays_of
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
@@ -242,13 +242,11 @@ class Bench:
                 say(f"checking a step of {rows} rows, context {context}")
                 found = DecodeStep(manifest.model, manifest.geometry, pools, rows, context).compare()
                 checks.append(check_of("step", bucket_of(manifest, rows), found, context=context))
-            failures = tuple(f"{error.where}: {error.what}" for error in pools.failures.values())
-            record = msgspec.structs.replace(record, checks=tuple(checks), notes=(*record.notes, *pools.notes, *failures))
+            record = msgspec.structs.replace(record, checks=tuple(checks), notes=(*record.notes, *pools.every_note))
             if not record.right:
                 return record
             say("timing")
-            seconds = read_seconds(pools)
-            rate = None if seconds is None else manifest.weights.bytes / min(seconds) / 1e12
+            rate = read_rate(pools, record.read_bytes)
             lines = []
             for shape in shapes:
                 ms = median_ms(DecodeStep(manifest.model, manifest.geometry, pools, *shape).seconds())

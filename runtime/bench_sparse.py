@@ -16,7 +16,7 @@ from ouro_build.artifacts.retention import retained_counts
 from ouro_build.artifacts.rows import SOURCE_LOOP
 from ouro_build.runtime.attention_part import AttentionArtifact, attention_key
 from ouro_build.runtime.bench import Bench, Shape, bucket_of, check_of, step_bytes
-from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_seconds, vary
+from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_rate, vary
 from ouro_build.runtime.machine import device_record, probe
 from ouro_build.runtime.mixed_trial import MixedTrial
 from ouro_build.runtime.paths import Choice, choose_path
@@ -107,11 +107,8 @@ class _SparseBench(Bench):
             return record
         blocks = max(rows * blocks_of(manifest.geometry, context) for rows, context in shapes)
         with self.opened(blocks) as pools:
-            failures = tuple(f"{error.where}: {error.what}" for error in pools.failures.values())
             steps = [check for shape in shapes for check in self._steps(pools, shape, say)]
-            record = msgspec.structs.replace(
-                record, checks=(*record.checks, *steps), notes=(*record.notes, *pools.notes, *failures)
-            )
+            record = msgspec.structs.replace(record, checks=(*record.checks, *steps), notes=(*record.notes, *pools.every_note))
             return self._with_lines(record, pools, shapes, say, retained_mass=retained_mass) if record.right else record
 
     def _mixed(self, pools: Pools, buckets: Sequence[int]) -> tuple[BenchCheck, ...]:
@@ -147,8 +144,7 @@ class _SparseBench(Bench):
         *,
         retained_mass: bool,
     ) -> SparseBenchRecord:
-        seconds = read_seconds(pools)
-        rate = None if seconds is None else record.read_bytes / min(seconds) / 1e12
+        rate = read_rate(pools, record.read_bytes)
         lines = []
         for shape in shapes:
             say(f"timing {shape[0]} rows, context {shape[1]}")

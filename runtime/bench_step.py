@@ -180,3 +180,9 @@ def read_seconds(pools: Pools) -> list[float] | None:
     """Seconds of reading all weights once, of several batches; None if the artifact has no plan for that."""
     executor = next((e for e in pools.executors if e.has(READ)), None)
     return None if executor is None else measure(lambda: executor.run(READ), pools.memory.synchronize)
+
+
+def read_rate(pools: Pools, nbytes: int) -> float | None:
+    """TB/s of reading all weights, `nbytes`, once: the best of those batches; None as there."""
+    seconds = read_seconds(pools)
+    return None if seconds is None else nbytes / min(seconds) / 1e12

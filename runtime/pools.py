@@ -30,6 +30,11 @@ class Pools:
     settle: Callable[[], None] = lambda: None
     unbuilt: Executor | None = None
 
+    @property
+    def every_note(self) -> tuple[str, ...]:
+        """`notes`, then a line for each of `failures`."""
+        return (*self.notes, *(f"{error.where}: {error.what}" for error in self.failures.values()))
+
 
 def pool_sizes(plan: MemoryPlan, kv_blocks: int) -> dict[Pool, int]:
     """Bytes of every pool with `kv_blocks` KV blocks."""

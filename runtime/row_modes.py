@@ -21,11 +21,19 @@ NO_CAPTURE = "no_capture"
 
 @dataclass
 class _Row:
-    """A row that is not dense in every loop, or that has a reference slot, by `lease`."""
+    """A row that is not dense in every loop, or that has a reference slot, by `lease`.
+
+    `captured`: a loop of its present token has captured; what the slot holds otherwise is of an earlier one, or nothing.
+    """
 
     mode: Mode
     loop: int = 0
     lease: Lease | None = None
+    captured: bool = False
+
+    def begin_token(self) -> None:
+        """It is to run its loops from the first."""
+        self.loop, self.captured = 0, False
 
     @property
     def role(self) -> str:
@@ -47,6 +55,8 @@ class RowModes:
         self._batch: Sequence[int] = ()
         self._coda: Sequence[int] = ()
         self._inputs: Sequence[tuple[RowInput, Lease | None]] = ()
+        self._captures: Sequence[tuple[_Row, Lease]] = ()
+        self._consumes: Sequence[Lease] = ()
 
     def check(self, rows: Iterable[RowInput]) -> None:
         """Raise RequestError for a row that names a reference slot by a generation that is not in force."""
@@ -76,11 +86,13 @@ class RowModes:
         return MIXED, "" if CAPTURE in roles else NO_CAPTURE
 
     def begin_loop(self, bucket: int, mode: str, variant: str) -> tuple[int, ...]:
-        """`recurrent` of this mode is about to be submitted: the reference slots into which it captures.
+        """`recurrent` of this mode is about to be submitted: the reference slots into which it captures. `ran` notes it.
 
-        Raises RequestError, and notes nothing, for a row that consumes what it may not: its reference is stale, was never
-        captured, or it has none; and for rows that capture into one slot, or where the variant says that none does.
+        Raises RequestError for a row that consumes what it may not: its lease is stale, it has none, or it captured nothing for
+        its present token (a row in Mode.CONSUME takes whatever the slot holds, if anything); and for rows that capture into one
+        slot, or where the variant says that none does.
         """
+        self._captures = self._consumes = ()
         if self._pool is None or mode == DENSE:
             return ()
         captures, consumes = [], []
@@ -94,14 +106,11 @@ class RowModes:
                 raise RequestError(f"the row of slot {slot} captures in this loop", where=f"{mode}/{variant}", hint=hint)
             elif role == CAPTURE and row is not None and row.lease is not None:
                 self._pool.state(row.lease)
-                captures.append(row.lease)
-        slots = tuple(lease.slot for lease in captures)
+                captures.append((row, row.lease))
+        slots = tuple(lease.slot for _, lease in captures)
         if len(set(slots)) != len(slots):
             raise RequestError(f"two rows capture into one reference slot: {list(slots)}")
-        for lease in captures:
-            self._pool.capture(lease)
-        for lease in consumes:
-            self._pool.consume(lease)
+        self._captures, self._consumes = captures, consumes
         return slots
 
     def ran(self, program: str, bucket: int) -> None:
@@ -110,11 +119,22 @@ class RowModes:
             for given, lease in self._inputs:
                 self._start(given, lease)
         elif program in ("recurrent", "prefill") and self._rows:
+            if program == "recurrent":
+                self._note_uses()
             for row in self._known(self._batch[:bucket]):
                 row.loop += row.loop < self._loops
         elif program == "advance" and self._rows:
             for row in self._known(self._coda[:bucket]):
-                row.loop = 0
+                row.begin_token()
+
+    def _note_uses(self) -> None:
+        if self._pool is None:
+            return
+        for row, lease in self._captures:
+            self._pool.capture(lease)
+            row.captured = True
+        for lease in self._consumes:
+            self._pool.consume(lease)
 
     def _known(self, slots: Iterable[int]) -> list[_Row]:
         return [self._rows[slot] for slot in slots if slot in self._rows]
@@ -122,7 +142,7 @@ class RowModes:
     def _start(self, given: RowInput, lease: Lease | None) -> None:
         """What `bind` does: columns that are not -1 replace the state's, and the row enters loop 0; anew it is dense."""
         row = self._rows.get(given.slot, _Row(Mode.DENSE))
-        row.loop = 0
+        row.begin_token()
         if given.mode >= 0 or given.position >= 0:
             row.mode = Mode(max(given.mode, Mode.DENSE))
         if given.reference_slot >= 0:
@@ -144,6 +164,9 @@ class RowModes:
         if self._pool.state(row.lease) is SlotState.EMPTY:
             hint = "Run the row's source loop in mode capture first."
             raise RequestError(f"the row of slot {slot} has captured nothing yet", hint=hint)
+        if row.mode is not Mode.CONSUME and not row.captured:
+            what = f"the row of slot {slot} has captured nothing for its present token, its reference is an earlier one's"
+            raise RequestError(what, hint="Run its source loop in mode capture, or with `run_loop`, which chooses.")
         return row.lease
 
 

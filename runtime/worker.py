@@ -114,7 +114,7 @@ class Worker:
     @property
     def notes(self) -> tuple[str, ...]:
         """What differs here from what was planned, and the graphs that could not be restored: all is right, perhaps slower."""
-        return (*self.path.notes, *self._pools.notes, *(f"{e.where}: {e.what}" for e in self._pools.failures.values()))
+        return (*self.path.notes, *self._pools.every_note)
 
     def generate(
         self,

@@ -14,6 +14,7 @@ KERNEL = Kernel(
     contract=2,
     writes=("row_state", "block_tables"),
     tolerance=Tolerance(absolute={}, relative={}, reason="integers: equal"),
+    updates=("row_state",),
 )
 
 

@@ -19,6 +19,7 @@ KERNEL = Kernel(
         "weight",
         "bias",
     ),
+    updates=("gate_logits",),
 )
 
 

@@ -14,6 +14,7 @@ KERNEL = Kernel(
     contract=2,
     writes=("kv",),
     tolerance=Tolerance(absolute=_EXACT, relative=_EXACT, reason="a copy"),
+    updates=("kv",),
 )
 
 

@@ -21,6 +21,7 @@ KERNEL = Kernel(
         "update_weight",
         "weight",
     ),
+    updates=("residual",),
 )
 
 

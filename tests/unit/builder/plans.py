@@ -23,6 +23,11 @@ def writes(kernel: str) -> tuple[str, ...]:
     return tuple(f"out{i}" for i in range(int(kernel)))
 
 
+def nothing_updated(kernel: str) -> tuple[str, ...]:
+    """For kernels that do not read what they write."""
+    return ()
+
+
 def work(name: str, size: int) -> Buffer:
     """A float32 workspace buffer."""
     return Buffer(name, Pool.WORKSPACE, "float32", (size,))

@@ -10,11 +10,25 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ouro_build.artifacts.errors import BuildError
-from ouro_build.artifacts.plan import Buffer, Edge, Launch, Plan, Pool
+from ouro_build.artifacts.packing import weight_buffers
+from ouro_build.artifacts.parts import find_part
+from ouro_build.artifacts.plan import Buffer, Edge, Launch, Plan, Pool, ProgramKey
 from ouro_build.builder.buffers import make_buffers
 from ouro_build.builder.checker import check
 from ouro_build.builder.planner import place
-from tests.unit.builder.plans import GEOMETRY, MODEL, launch, nothing_early, plan, random_plans, work, writes
+from ouro_build.builder.programs import Programs
+from ouro_build.kernels import registry
+from tests.unit.builder.plans import (
+    GEOMETRY,
+    MODEL,
+    launch,
+    nothing_early,
+    nothing_updated,
+    plan,
+    random_plans,
+    work,
+    writes,
+)
 
 WEIGHT = Buffer("w", Pool.WEIGHTS, "float32", (100,), 0)
 BUFFERS = make_buffers(MODEL, GEOMETRY, {"w": WEIGHT})
@@ -31,7 +45,7 @@ A, B, C = at(work("a", 64), 0), at(work("b", 64), 256), at(work("c", 64), 512)
 def checked(*launches: Launch, buffers: Sequence[Buffer] | None = None, pools: Mapping[Pool, int] = POOLS) -> None:
     made = plan(*launches)
     used = {b for x in made.launches for _, b in x.buffers()}
-    check([made], list(buffers if buffers is not None else used), pools, writes, nothing_early)
+    check([made], list(buffers if buffers is not None else used), pools, writes, nothing_updated, nothing_early)
 
 
 def refused(text: str, *launches: Launch, buffers: Sequence[Buffer] | None = None, pools: Mapping[Pool, int] = POOLS) -> None:
@@ -54,9 +68,9 @@ def test_a_kernel_that_may_start_early_waits_inside() -> None:
 def test_only_weights_are_read_before_the_wait() -> None:
     made = plan(launch([A]), launch([B], [A, WEIGHT]))
     names = {buffer: name for name, buffer in made.launches[1].buffers()}
-    check([made], [A, B, WEIGHT], POOLS, writes, lambda kernel: [names[WEIGHT]])
+    check([made], [A, B, WEIGHT], POOLS, writes, nothing_updated, lambda kernel: [names[WEIGHT]])
     with pytest.raises(BuildError, match="may read a before it waits"):
-        check([made], [A, B, WEIGHT], POOLS, writes, lambda kernel: [names[A]])
+        check([made], [A, B, WEIGHT], POOLS, writes, nothing_updated, lambda kernel: [names[A]])
 
 
 def test_an_unplaced_buffer() -> None:
@@ -90,6 +104,45 @@ def test_branches_in_no_order_may_not_share() -> None:
 
 def test_a_read_before_any_write() -> None:
     refused("reads b before anything wrote it", launch([A], [B]), launch([B]))
+
+
+def test_an_update_is_a_read_and_a_write() -> None:
+    """The kernel named 1 updates what it writes, the kernel named 2 writes it alone."""
+
+    def check_updates(*launches: Launch) -> None:
+        check([plan(*launches)], [A, B], POOLS, writes, lambda kernel: ("out0",) if kernel == "1" else (), nothing_early)
+
+    check_updates(launch([A, B]), launch([A]), launch([A]))
+    with pytest.raises(BuildError, match="launch 0 reads a before anything wrote it"):
+        check_updates(launch([A]), launch([A]))
+    with pytest.raises(BuildError, match="use a in no order"):
+        check_updates(launch([A, B]), launch([A], after=[0]), launch([A], after=[0]))
+
+
+def test_a_program_that_reads_a_residual_that_nothing_wrote() -> None:
+    """The first kernel of a loop starts the residual stream, and every other goes on with it."""
+    buffers = make_buffers(MODEL, GEOMETRY, weight_buffers(MODEL))
+    placement = place(Programs(MODEL, GEOMETRY, find_part("h200"), buffers).record(), buffers)
+    (recurrent,) = [p for p in placement.plans if p.key == ProgramKey("recurrent", 3)]
+
+    def check_loop(plan: Plan) -> None:
+        check(
+            [plan],
+            placement.buffers,
+            placement.pools,
+            lambda name: registry.kernel(name).writes,
+            lambda name: registry.kernel(name).updates,
+            lambda name: registry.kernel(name).early,
+        )
+
+    check_loop(recurrent)
+    at = next(i for i, x in enumerate(recurrent.launches) if x.specialization.kernel == "rms_norm")
+    started = recurrent.launches[at]
+    residual, out = started.named()["residual"], started.named()["out"]
+    elsewhere = msgspec.structs.replace(started, arguments=tuple(out if a == residual else a for a in started.arguments))
+    launches = [elsewhere if i == at else x for i, x in enumerate(recurrent.launches)]
+    with pytest.raises(BuildError, match="reads recurrent/3/dense/residual before anything wrote it"):
+        check_loop(Plan(recurrent.key, tuple(launches)))
 
 
 def test_a_read_in_no_order_with_its_write() -> None:
@@ -147,7 +200,7 @@ def test_moving_a_buffer_onto_a_live_one_is_found(plans: tuple[Plan, ...], data:
     broken = [_swapped(p, victim, moved) for p in placement.plans]
     buffers = [moved if b == victim else b for b in placement.buffers]
     with pytest.raises(BuildError, match="live at the same time"):
-        check(broken, buffers, {**placement.pools, Pool.WORKSPACE: 1 << 30}, writes, nothing_early)
+        check(broken, buffers, {**placement.pools, Pool.WORKSPACE: 1 << 30}, writes, nothing_updated, nothing_early)
 
 
 @settings(max_examples=100)
@@ -155,8 +208,9 @@ def test_moving_a_buffer_onto_a_live_one_is_found(plans: tuple[Plan, ...], data:
 def test_a_pool_too_small_by_one_alignment_is_found(plans: tuple[Plan, ...], data: st.DataObject) -> None:
     placement = place(plans, BUFFERS)
     pool = data.draw(st.sampled_from([p for p, size in placement.pools.items() if size]))
+    small = {**placement.pools, pool: placement.pools[pool] - 256}
     with pytest.raises(BuildError, match="outside"):
-        check(placement.plans, placement.buffers, {**placement.pools, pool: placement.pools[pool] - 256}, writes, nothing_early)
+        check(placement.plans, placement.buffers, small, writes, nothing_updated, nothing_early)
 
 
 @settings(max_examples=100)
@@ -173,7 +227,7 @@ def test_dropping_the_dependencies_of_a_reader_is_found(plans: tuple[Plan, ...],
     reader = data.draw(st.sampled_from(readers))
     launches = [msgspec.structs.replace(x, after=()) if i == reader else x for i, x in enumerate(chosen.launches)]
     with pytest.raises(BuildError):
-        check([Plan(chosen.key, tuple(launches))], placement.buffers, placement.pools, writes, nothing_early)
+        check([Plan(chosen.key, tuple(launches))], placement.buffers, placement.pools, writes, nothing_updated, nothing_early)
 
 
 def _swapped(p: Plan, old: Buffer, new: Buffer) -> Plan:

@@ -86,6 +86,7 @@ def test_reference_takes_what_launches_have(name: str) -> None:
     assert set(registry.kernel(name).writes) <= set(parameters)
     buffers = {argument for argument, _ in launches()[name].buffers()}
     assert set(registry.kernel(name).writes) <= buffers
+    assert set(registry.kernel(name).updates) <= set(registry.kernel(name).writes)
 
 
 def test_kernels_know_the_size_of_the_matrix_that_is_stored() -> None:

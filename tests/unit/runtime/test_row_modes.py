@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ouro_build.artifacts.errors import RequestError
 from ouro_build.artifacts.plan import Pool
-from ouro_build.artifacts.rows import Mode, ReferenceRecord
+from ouro_build.artifacts.rows import SOURCE_LOOP, Mode, ReferenceRecord
 from ouro_build.builder.sparse_spec import SparseSpec
 from ouro_build.runtime.batch import RowInput
 from ouro_build.runtime.engine import Request
@@ -132,6 +132,42 @@ def never_captured(steps: Steps, pool: ReferencePool) -> None:
         pool.retire([lease])
 
 
+def passed_over(steps: Steps, pool: ReferencePool) -> None:
+    """A token is decoded and captures; the next runs its source loop dense, by hand."""
+    (lease,) = pool.bind("x")
+    try:
+        steps.decode([sparse(0, lease)._replace(token=5, position=0, request=0, block=0)])
+        steps.describe([RowInput(0)])
+        steps.run("prelude", 1)
+        for _ in range(SOURCE_LOOP + 1):
+            steps.run("recurrent", 1)
+        steps.run_loop(1)
+    finally:
+        pool.retire([lease])
+
+
+def passed_over_in_a_prompt(steps: Steps, pool: ReferencePool) -> None:
+    """So does a row whose loops are those of a prompt, in a token begun by `advance`, before a `mixed` loop by hand."""
+    (lease,) = pool.bind("x")
+    try:
+        steps.decode([sparse(0, lease)._replace(token=5, position=0, request=0, block=0)])
+        for _ in range(SOURCE_LOOP + 1):
+            steps.run("prefill", 1)
+        steps.run("recurrent", 1, "mixed")
+    finally:
+        pool.retire([lease])
+
+
+def too_early(steps: Steps, pool: ReferencePool) -> None:
+    """A program of one mode does not ask the row for its own, nor which loop it is in."""
+    (lease,) = pool.bind("x")
+    try:
+        steps.decode([sparse(0, lease)._replace(token=5, position=0, request=0, block=0)])
+        steps.run("recurrent", 1, "consume")
+    finally:
+        pool.retire([lease])
+
+
 def no_slot(steps: Steps, pool: ReferencePool) -> None:
     started(steps, RowInput(0, 1, 0, 0, 0, Mode.CONSUME, steps.geometry.padding_slot))
     steps.run_loop(1)
@@ -163,6 +199,9 @@ def shared(steps: Steps, pool: ReferencePool) -> None:
         (stale, "is retired"),
         (named_stale, "row 0: generation .* is stale"),
         (never_captured, "has captured nothing yet"),
+        (passed_over, "has captured nothing for its present token"),
+        (passed_over_in_a_prompt, "has captured nothing for its present token"),
+        (too_early, "has captured nothing for its present token"),
         (no_slot, "has no reference slot to consume"),
         (captures_in_no_capture, "captures in this loop"),
         (shared, "two rows capture into one reference slot"),
@@ -175,6 +214,39 @@ def test_steps_that_would_read_what_is_not_the_rows_own(call: Callable[[Steps, R
         call(steps, steps.references)
     steps.references.finished(steps.references.submitted())
     assert steps.references.free == 4
+
+
+def test_a_capture_that_could_not_be_submitted_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, pool = worker().steps, worker().steps.references
+    assert pool is not None
+    (lease,) = pool.bind("x")
+    started(steps, sparse(0, lease)._replace(position=0, token=1, request=0, block=0))
+    steps.run_loop(1)
+
+    def refuse(*_: object) -> None:
+        raise RequestError("no plan for it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(steps._dispatcher, "run", refuse)
+        with pytest.raises(RequestError, match="no plan for it"):
+            steps.run_loop(1)
+    with pytest.raises(RequestError, match="has captured nothing yet"):
+        steps.run("recurrent", 1, "consume")
+    assert [steps.run_loop(1) for _ in range(2)] == ["capture", "consume"]
+    pool.retire([lease])
+    pool.finished(pool.submitted())
+
+
+def test_a_row_may_mean_what_its_slot_holds_from_before() -> None:
+    modes, pool = followed()
+    (lease,) = pool.bind("a")
+    modes.describe([sparse(0, lease)], [0])
+    modes.ran("prelude", 1)
+    assert modes_of(modes, 1, LOOPS) == ["dense", "capture", "consume", "consume"]
+    modes.ran("advance", 1)
+    modes.describe([RowInput(0, mode=Mode.CONSUME)], [0])
+    modes.ran("prelude", 1)
+    assert modes_of(modes, 1, LOOPS) == ["consume"] * LOOPS
 
 
 def test_retiring_clears_what_gates_readers_and_nothing_else() -> None:
