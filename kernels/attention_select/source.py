@@ -47,10 +47,7 @@ def threshold_of(scores, n, k, SCORES: tl.constexpr, TILE: tl.constexpr, HELD: t
     while (shift >= 0) & (found != k):
         higher = threshold ^ ((n * 0 + 1) << shift)
         least = score_at(higher)
-        if HELD:
-            count = tl.sum((held >= least).to(tl.int32), 0)
-        else:
-            count = count_from(scores, n, least, TILE)
+        count = tl.sum((held >= least).to(tl.int32), 0) if HELD else count_from(scores, n, least, TILE)
         enough = count >= k
         above = tl.where(enough, above, count)
         found = tl.where(enough, count, found)
