@@ -18,7 +18,7 @@ from ouro_build.artifacts.reader import Artifact
 from ouro_build.artifacts.records import BaselineLine, BenchCheck, BenchLine, BenchRecord, PromptBaseline
 from ouro_build.runtime.baseline import NO_TORCH, check_baseline
 from ouro_build.runtime.bench_prefill import Prompt, check_prompt, make_prompt_line, prompt_bucket, prompt_keys
-from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_seconds
+from ouro_build.runtime.bench_step import ROWS_CONTEXT, DecodeStep, blocks_of, check_shape, read_seconds
 from ouro_build.runtime.dispatch import replays_of
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
@@ -53,21 +53,22 @@ def bench_decode(
     device: int = 0,
     prompts: Sequence[int] = (),
     baseline: bool = False,
+    flags: tuple[str, str] = ROWS_CONTEXT,
     say: Callable[[str], None] = lambda text: None,
 ) -> BenchRecord:
     """Check the programs that decode steps of `shapes` and prompts of `prompts` tokens run, then time those steps and the
     prefill of those prompts; with `baseline` the same in torch.
 
-    The record has no times if a check failed. `say` is told what is being done. Raises UsageError for a shape that the
-    artifact or this machine has no room for, MissingExtraError if the baseline lacks torch, FitError if the artifact does not
-    fit, DeviceError if the device fails.
+    The record has no times if a check failed. `say` is told what is being done. Raises UsageError, naming the `flags` that said
+    rows and context, for a shape that the artifact or this machine has no room for, MissingExtraError if the baseline lacks
+    torch, FitError if the artifact does not fit, DeviceError if the device fails.
     """
     machine = probe(device)
     bench = Bench(artifact, choose_path(artifact.manifest, machine, executor, None), machine, weights, device)
     if baseline:
         check_baseline(bench.path)
     for rows, context in shapes:
-        check_shape(artifact.manifest.geometry, rows, context, bench.path.kv_blocks)
+        check_shape(artifact.manifest.geometry, rows, context, bench.path.kv_blocks, flags)
     for tokens in prompts:
         check_prompt(artifact.manifest.geometry, tokens, bench.path.kv_blocks)
     return bench.run(shapes, prompts, baseline, say)

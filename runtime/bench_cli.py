@@ -72,6 +72,7 @@ def decode_command(
 ) -> int:
     """Check the programs of decode steps, then time steps at every given number of rows and context, and prompts."""
     from ouro_build.runtime.bench import bench_decode  # a worker that only runs should not load it
+    from ouro_build.runtime.bench_step import ROWS_CONTEXT
 
     wanted = _shapes(rows, context, shapes)
     prompts = [] if prefill is None else numbers(prefill, "--prefill")
@@ -79,7 +80,7 @@ def decode_command(
     opened = open_artifact(artifact, "all_but_weights")
     record = bench_decode(
         opened, wanted, prompts=prompts, executor=executor, weights=weights, device=device, baseline=baseline is not None,
-        say=out.say,
+        flags=("--shapes", "--shapes") if shapes is not None else ROWS_CONTEXT, say=out.say,
     )  # fmt: skip
     return _show(out, record, _drawn)
 

@@ -183,9 +183,13 @@ def test_bad_values_have_their_exit_codes(artifact: Path, arguments: list[str], 
     assert exit_code(cli, ["bench", "decode", str(artifact), "--context", "20", *arguments]) == code
 
 
-@pytest.mark.parametrize("shapes", ["1", "1x", "x20", "1x20,", "1x20x3", "5x20", "1x65"])
-def test_bad_shapes_are_wrong_usage(artifact: Path, shapes: str) -> None:
+@pytest.mark.parametrize("shapes", ["1", "1x", "x20", "1x20,", "1x20x3", "5x20", "0x20", "1x65", "1x0"])
+def test_bad_shapes_are_wrong_usage(artifact: Path, shapes: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(cli, ["bench", "decode", str(artifact), "--shapes", shapes]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --shapes: ")
+    assert "--rows" not in said
+    assert "--context" not in said.replace("--max-context", "")
 
 
 def test_the_baseline_names_the_extra(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:

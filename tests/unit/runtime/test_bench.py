@@ -77,11 +77,19 @@ def test_arithmetic_of_a_line() -> None:
 def test_shapes_without_room_are_refused() -> None:
     geometry = worker().steps.geometry
     check_shape(geometry, 4, 64, 16)
-    for rows, context, blocks, where in ((5, 64, 99, "--rows"), (0, 1, 9, "--rows"), (1, 65, 99, "--context"),
-                                         (1, 0, 9, "--context"), (4, 49, 15, "--rows, --context")):  # fmt: skip
+    for rows, context, blocks, where, hint in (
+        (5, 64, 99, "--rows", "at most 4, or build with larger --buckets"), (0, 1, 9, "--rows", "Give at least 1."),
+        (1, 65, 99, "--context", "at most 64, or build with a larger --max-context"), (1, 0, 9, "--context", "at least 1."),
+        (4, 49, 15, "--rows, --context", "fewer rows"),
+    ):  # fmt: skip
         with pytest.raises(UsageError) as caught:
             check_shape(geometry, rows, context, blocks)
         assert caught.value.where == where
+        assert hint in caught.value.hint
+        assert ("uild" in caught.value.hint) == (rows > 4 or context > 64), "more would not help"
+        with pytest.raises(UsageError) as again:
+            check_shape(geometry, rows, context, blocks, ("--shapes", "--shapes"))
+        assert (again.value.where, again.value.what) == ("--shapes", caught.value.what)
 
 
 def test_a_slow_run_is_measured_fewer_times(monkeypatch: pytest.MonkeyPatch) -> None:
