@@ -21,6 +21,7 @@ from ouro_build.runtime.machine import device_record, probe
 from ouro_build.runtime.mixed_trial import MixedTrial
 from ouro_build.runtime.paths import Choice, choose_path
 from ouro_build.runtime.pools import Pools
+from ouro_build.runtime.retained_mass import check_retained_mass
 from ouro_build.runtime.row_modes import CAPTURE, CONSUME, DENSE, MIXED, NO_CAPTURE
 from ouro_build.runtime.scenes import blocks_needed
 from ouro_build.runtime.timing import measure, median_ms
@@ -53,6 +54,8 @@ def bench_sparse(
     if missing:
         hint = "Build with --sparse-modes dense,capture,consume,mixed --key-retention R."
         raise UsageError(f"the artifact was built without mode {missing[0]}", where=str(artifact.path), hint=hint)
+    if retained_mass:
+        check_retained_mass(geometry, str(artifact.path))
     machine = probe(device)
     path = choose_path(artifact.manifest, machine, executor, None)
     with_attention = AttentionArtifact(artifact.path, artifact.manifest, artifact.identity)

@@ -138,6 +138,8 @@ def run_command(
 ) -> None:
     """Continue prompts greedily; print a text a prompt, or its token ids where there is no tokenizer."""
     start = start or Start(StartupClock())
+    if retained_mass and sparse == "off":
+        raise UsageError("given beside --sparse off, which captures nothing", where="--retained-mass", hint="Leave one out.")
     prompts = _prompts(texts, prompt_ids)
     feed = _id_lists(feed_ids, "--feed-ids") if feed_ids else []
     if feed and len(feed) != len(prompts):
