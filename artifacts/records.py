@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from ouro_build.artifacts.errors import ArtifactError
+from ouro_build.artifacts.errors import UsageError
 
 
 class Reason(Enum):
@@ -378,10 +378,10 @@ def encode_record(record: msgspec.Struct) -> bytes:
 
 
 def decode_record(raw: bytes, kind: type[AnyRecord], where: str) -> AnyRecord:
-    """Read a record strictly. Raises ArtifactError naming the field, and the schema that this version reads."""
+    """Read a record strictly. Raises UsageError naming the field, and the schema that this version reads."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         schema = next(field.default for field in msgspec.structs.fields(kind) if field.name == "schema")
         hint = f"Expected: a whole record of schema {schema}. Other versions of ouro-build may write another."
-        raise ArtifactError(f"not a record of this kind: {error}", where=where, hint=hint) from error
+        raise UsageError(f"not a record of this kind: {error}", where=where, hint=hint) from error

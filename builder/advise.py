@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from rich.console import RenderableType
 
-from ouro_build.artifacts.errors import ArtifactError, UsageError
+from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.records import CoverageRecord, GraphSize
 from ouro_build.builder.budget import NODE_BYTES, size
 from ouro_build.builder.choose_buckets import choose_buckets
@@ -46,11 +46,11 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 def advise(record: CoverageRecord, max_graphs: int | None = None, memory: int | None = None) -> Advice:
     """The best buckets for the steps of `record`, within `max_graphs` graphs and `memory` bytes of graphs.
 
-    Without either, as many buckets as there were. Raises ArtifactError for a record with no steps or no graphs, UsageError
-    for a budget that has no room for one bucket.
+    Without either, as many buckets as there were. Raises UsageError for a record with no steps or no graphs, and for a
+    budget that has no room for one bucket.
     """
     if not record.buckets:
-        raise ArtifactError(
+        raise UsageError(
             "no graph of a decode loop is declared", where="graphs", hint="Take the record of a worker: --coverage-out."
         )
     graphs, nodes = _bucket_cost(record.graphs)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ouro_build.artifacts.errors import ArtifactError
+from ouro_build.artifacts.errors import UsageError
 from ouro_build.builder.predict import Shape
 
 Ints = NDArray[np.int64]
@@ -23,7 +23,7 @@ _STRIDE = 24
 def choose_buckets(steps: Mapping[Shape, int], count: int, largest: int) -> tuple[int, ...]:
     """At most `count` buckets, none above `largest`, that waste the fewest rows on `steps`; of equal ones the best by `Rank`.
 
-    Raises ArtifactError if there are no steps, or more than could be counted exactly.
+    Raises UsageError if there are no steps, or more than could be counted exactly.
     """
     demand = _demand(steps, largest)
     rows = np.array(sorted(demand), np.int64)
@@ -70,11 +70,9 @@ def _demand(steps: Mapping[Shape, int], largest: int) -> Counter[int]:
         demand[rows] += loops * count
     demand = +demand
     if not demand:
-        raise ArtifactError("no decode step is recorded", hint="Record a load: ouro-worker run … --coverage-out C.json")
+        raise UsageError("no decode step is recorded", hint="Record a load: ouro-worker run … --coverage-out C.json")
     if sum(weight * (rows + largest) for rows, weight in demand.items()) >= _MOST:
-        raise ArtifactError(
-            "more rows than a worker can have run", where="steps", hint="The record is damaged: record it again."
-        )
+        raise UsageError("more rows than a worker can have run", where="steps", hint="The record is damaged: record it again.")
     return demand
 
 

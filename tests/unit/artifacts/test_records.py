@@ -12,7 +12,7 @@ from ouro_build.artifacts.bench_records import (
     ServeLine,
     StartupBenchRecord,
 )
-from ouro_build.artifacts.errors import ArtifactError
+from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.records import (
     BaselineLine,
     BenchCheck,
@@ -166,12 +166,12 @@ def test_strict(record: CoverageRecord) -> None:
         b"[]",
         b"",
     ):
-        with pytest.raises(ArtifactError, match=f"f: not a record of this kind.*\n.*{record.schema}"):
+        with pytest.raises(UsageError, match=f"f: not a record of this kind.*\n.*{record.schema}"):
             decode_record(damaged, type(record), "f")
 
 
 def test_reasons_are_closed() -> None:
-    with pytest.raises(ArtifactError, match=r"Invalid enum value 'bad_luck'.*reason"):
+    with pytest.raises(UsageError, match=r"Invalid enum value 'bad_luck'.*reason"):
         decode_record(encode_record(COVERAGE).replace(b"bucket_miss", b"bad_luck"), CoverageRecord, "f")
 
 
@@ -204,5 +204,5 @@ def test_shares() -> None:
 @pytest.mark.parametrize(("field", "value"), [("replays", -1), ("live_rows", 1 << 53), ("bucket", 0), ("rows", 1 << 30)])
 def test_numbers_that_no_worker_counts_are_refused(field: str, value: int) -> None:
     raw = re.sub(rf'"{field}":\d+', f'"{field}":{value}', encode_record(COVERAGE).decode())
-    with pytest.raises(ArtifactError, match=f"Expected `int`.*{field}"):
+    with pytest.raises(UsageError, match=f"Expected `int`.*{field}"):
         decode_record(raw.encode(), CoverageRecord, "f")
