@@ -117,6 +117,15 @@ def bucket_of(manifest: Manifest, rows: int) -> int:
     return replays_of(rows, manifest.geometry.buckets)[0].bucket
 
 
+def path_notes(path: WorkerPath) -> tuple[str, ...]:
+    """What is to be known of a benchmark that takes `path`."""
+    if path.executor != "reference":
+        return path.notes
+    why = "" if path.reason is None else f" ({path.reason.value})"
+    only = f"only reference ran here{why}: it is checked against itself, and the times are its own, not those of graphs"
+    return (*path.notes, only)
+
+
 def check_of(
     program: str, bucket: int, found: Compared, *, mode: str = "dense", variant: str = "", context: int = 0
 ) -> BenchCheck:
@@ -166,7 +175,7 @@ class Bench:
             read_tb_s=None,
             lines=(),
             baseline=(),
-            notes=self.path.notes,
+            notes=path_notes(self.path),
         )
         if record.right:
             record = self._timed(record, shapes, prompts, say)

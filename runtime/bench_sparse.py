@@ -15,7 +15,7 @@ from ouro_build.artifacts.records import BenchCheck, SparseBenchRecord, SparseLi
 from ouro_build.artifacts.retention import retained_counts
 from ouro_build.artifacts.rows import SOURCE_LOOP
 from ouro_build.runtime.attention_part import AttentionArtifact, attention_key
-from ouro_build.runtime.bench import Bench, Shape, bucket_of, check_of, step_bytes
+from ouro_build.runtime.bench import Bench, Shape, bucket_of, check_of, path_notes, step_bytes
 from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_seconds, vary
 from ouro_build.runtime.machine import device_record, probe
 from ouro_build.runtime.mixed_trial import MixedTrial
@@ -104,7 +104,7 @@ class _SparseBench(Bench):
             read_bytes=manifest.weights.bytes,
             read_tb_s=None,
             lines=(),
-            notes=self.path.notes,
+            notes=path_notes(self.path),
         )
         if not record.right:
             return record

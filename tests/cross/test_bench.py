@@ -57,6 +57,8 @@ def test_checks_then_times(artifact: Path) -> None:
     assert all(line["ms"] > 0 and line["read_share"] > 0 for line in said["lines"])
     assert said["read_tb_s"] > 0
     assert said["baseline"] == []
+    assert len(said["notes"]) == 1
+    assert "only reference ran here (no_device)" in said["notes"][0]
 
 
 def test_shapes_of_ones_choice_and_prompts(artifact: Path) -> None:
@@ -81,6 +83,7 @@ def test_a_table_for_people(artifact: Path) -> None:
     assert "prefill of one prompt by reference on the host" in result.stdout
     assert "2 × 16" in result.stdout
     assert "decode by reference on the host" in result.stdout
+    assert "note: only reference ran here (no_device): it is checked against itself" in result.stderr
     assert "not checked" not in result.stderr
 
 
@@ -227,7 +230,7 @@ def test_on_a_device_graph_and_launch_are_compared_and_the_graph_timed(artifact:
     assert result.return_value == 0, result.output
     said = json.loads(result.stdout)
     jsonschema.Draft202012Validator(schema("bench")).validate(said)
-    assert (said["executor"], said["target"], said["unchecked"]) == ("graph", "h200", NO_CUDA)
+    assert (said["executor"], said["target"], said["unchecked"], said["notes"]) == ("graph", "h200", NO_CUDA, [])
     assert all(c["executors"] == ["graph", "launch"] for c in said["checks"])
     assert [line["context"] for line in said["lines"]] == [33, 64]
     steps = 2 + 3 * 5  # warming up, then three batches
