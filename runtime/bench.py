@@ -182,7 +182,8 @@ class Bench:
         if baseline and record.right:
             say("timing torch")
             steps, whole = self._baseline(shapes, prompts)
-            record = msgspec.structs.replace(record, baseline=steps, prompt_baseline=whole)
+            read = self._torch_read_tb_s()
+            record = msgspec.structs.replace(record, baseline=steps, prompt_baseline=whole, torch_read_tb_s=read)
         return record
 
     @contextmanager
@@ -280,3 +281,10 @@ class Bench:
             lines.append(BaselineLine(rows=rows, context=context, eager_ms=took.eager_ms, graph_ms=took.graph_ms))
         whole = [PromptBaseline(tokens=tokens, eager_ms=time_prefill(model, tokens, self.device)) for tokens in prompts]
         return tuple(lines), tuple(whole)
+
+    def _torch_read_tb_s(self) -> float:
+        """The rate at which torch reads as many bytes as the weights take."""
+        from ouro_build.runtime.torch_baseline import time_read
+
+        size = self.artifact.manifest.weights.bytes
+        return size / time_read(size, self.device) / 1e12

@@ -16,7 +16,7 @@ from ouro_build.builder.build import build
 from ouro_build.builder.cache import ImageCache
 from ouro_build.builder.plan_target import prepare
 from ouro_build.builder.spec import BuildSpec, find_parts
-from ouro_build.runtime import baseline, bench, host_pools, timing
+from ouro_build.runtime import baseline, bench, host_pools, timing, torch_baseline
 from ouro_build.runtime.cli import cli
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.machine import probe
@@ -125,6 +125,7 @@ def test_nothing_is_timed_that_is_not_right(
     assert result.return_value == 1
     said = json.loads(result.stdout)
     assert (said["lines"], said["prompts"], said["read_tb_s"], said["baseline"]) == ([], [], None, [])
+    assert said["torch_read_tb_s"] is None
     (wrong,) = [c for c in said["checks"] if not c["right"]]
     assert (wrong["program"], wrong["bit_equal"]) == (program, bit_equal)
     assert "nothing was timed" in result.stderr
@@ -237,6 +238,28 @@ def test_on_a_device_graph_and_launch_are_compared_and_the_graph_timed(artifact:
     programs = 4 + 4  # of a step: four loops, four once
     assert api.calls["cuGraphLaunch"] == len(bench.CHECKED) + 2 * (1 + steps) * programs + steps
     assert api.live() == {}
+
+
+def test_on_a_device_reading_is_held_against_torch(artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The baseline itself needs a GPU; here its times are made up."""
+    asked: list[tuple[int, int]] = []
+
+    def time_read(size: int, device: int) -> float:
+        asked.append((size, device))
+        return size / 2e12
+
+    monkeypatch.setattr(baseline, "torch_has_cuda", lambda: True)
+    monkeypatch.setattr(torch_baseline, "time_decode", lambda *_: torch_baseline.BaselineTimes(2.0, 1.0))
+    monkeypatch.setattr(torch_baseline, "time_read", time_read)
+    arguments = (artifact, "--rows", "1", "--context", "33", "--baseline", "torch")
+    result = run(*arguments, "--json")
+    assert result.return_value == 0, result.output
+    said = json.loads(result.stdout)
+    jsonschema.Draft202012Validator(schema("bench")).validate(said)
+    assert said["torch_read_tb_s"] == pytest.approx(2)
+    assert asked == [(said["read_bytes"], 0)]
+    shown = " ".join(run(*arguments).stdout.split())
+    assert "(torch.sum: 2 TB/s, of which that is " in shown
 
 
 def test_on_a_device_prompts_are_compared_and_timed_by_graph(artifact: Path, api: FakeDriver) -> None:

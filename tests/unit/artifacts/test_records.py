@@ -1,6 +1,7 @@
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from ouro_build.artifacts.bench_records import (
@@ -86,6 +87,7 @@ BENCH = BenchRecord(
         ),
     ),
     baseline=(BaselineLine(rows=1, context=1024, eager_ms=50.0, graph_ms=9.5),),
+    torch_read_tb_s=4.0,
     notes=(),
 )  # fmt: skip
 SPARSE = SparseBenchRecord(
@@ -177,6 +179,12 @@ def test_reasons_are_closed() -> None:
 
 def test_a_first_request_beside_the_hundredth() -> None:
     assert BENCH_STARTUP.first_requests[0].excess == pytest.approx(0.25)
+
+
+def test_reading_beside_torch() -> None:
+    assert BENCH.read_over_torch == pytest.approx(4.25 / 4)
+    assert msgspec.structs.replace(BENCH, torch_read_tb_s=None).read_over_torch is None
+    assert msgspec.structs.replace(BENCH, read_tb_s=None).read_over_torch is None
 
 
 def test_start_up_by_its_parts() -> None:

@@ -21,7 +21,7 @@ from ouro_build.runtime import timing
 from ouro_build.runtime.bench import make_line, step_bytes, step_launches
 from ouro_build.runtime.bench_step import DecodeStep, check_shape, read_seconds
 from ouro_build.runtime.pools import Pools
-from ouro_build.runtime.torch_baseline import TorchDecoder, random_weights
+from ouro_build.runtime.torch_baseline import TorchDecoder, random_weights, values_to_read
 from tests.artifact_maker import base_manifest, weights_record
 from tests.reference_worker import GOLDEN, ReferenceWorker, reference_worker
 from tests.unit.artifacts.blocks import logical
@@ -187,6 +187,14 @@ def test_all_weights_are_read() -> None:
     programs = min(1024, 4 * 132, -(-len(words) // 8192))
     assert (int(sums[:programs].sum(dtype=np.int64)) - int(words.sum(dtype=np.int64))) % 2**32 == 0
     assert (sums[programs:] == -1).all()
+
+
+def test_what_torch_reads_is_as_many_bytes_as_the_weights() -> None:
+    size = pool_bytes(PRESETS["tiny"].model)
+    values = values_to_read(size, "cpu")
+    assert (values.nbytes, values.dtype, values.is_contiguous()) == (size, torch.float32, True)
+    assert values.isfinite().all()
+    assert values.std() > 0
 
 
 def test_random_weights_have_the_packings_shapes() -> None:
