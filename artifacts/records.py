@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from ouro_build.artifacts.errors import ArtifactError
+from ouro_build.artifacts.errors import UsageError
 
 
 class Reason(Enum):
@@ -298,7 +298,8 @@ class BenchRecord(_Record, frozen=True, kw_only=True):
     """What `ouro-worker bench decode` saw. There are no `lines` and no `prompts` if a check is not right.
 
     `device` is None for the host. `unchecked` says why nothing was compared with the reference, empty if it was. `read_tb_s`
-    is the rate of reading `read_bytes`, all weights, once: None where it was not measured.
+    is the rate of reading `read_bytes`, all weights, once: None where it was not measured. `torch_read_tb_s` is that of
+    torch.sum over as many bytes, measured where the baseline was asked for.
     """
 
     schema: Literal["ouro-bench/1"] = "ouro-bench/1"
@@ -314,12 +315,18 @@ class BenchRecord(_Record, frozen=True, kw_only=True):
     baseline: tuple[BaselineLine, ...]
     prompts: tuple[PromptLine, ...] = ()
     prompt_baseline: tuple[PromptBaseline, ...] = ()
+    torch_read_tb_s: float | None = None
     notes: tuple[str, ...]
 
     @property
     def right(self) -> bool:
         """Whether no check failed."""
         return all(check.right for check in self.checks)
+
+    @property
+    def read_over_torch(self) -> float | None:
+        """The rate of reading as a share of torch.sum's; None unless both were measured."""
+        return None if self.read_tb_s is None or self.torch_read_tb_s is None else self.read_tb_s / self.torch_read_tb_s
 
 
 class SparseLine(_Record, frozen=True, kw_only=True):
@@ -378,10 +385,10 @@ def encode_record(record: msgspec.Struct) -> bytes:
 
 
 def decode_record(raw: bytes, kind: type[AnyRecord], where: str) -> AnyRecord:
-    """Read a record strictly. Raises ArtifactError naming the field, and the schema that this version reads."""
+    """Read a record strictly. Raises UsageError naming the field, and the schema that this version reads."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         schema = next(field.default for field in msgspec.structs.fields(kind) if field.name == "schema")
         hint = f"Expected: a whole record of schema {schema}. Other versions of ouro-build may write another."
-        raise ArtifactError(f"not a record of this kind: {error}", where=where, hint=hint) from error
+        raise UsageError(f"not a record of this kind: {error}", where=where, hint=hint) from error

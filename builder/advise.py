@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 from rich.console import RenderableType
 
-from ouro_build.artifacts.errors import ArtifactError, UsageError
+from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.records import CoverageRecord, GraphSize
 from ouro_build.builder.budget import NODE_BYTES, size
 from ouro_build.builder.choose_buckets import choose_buckets
 from ouro_build.builder.output import facts, stack, table
 from ouro_build.builder.predict import Outcome, predict, recorded, shapes
-from ouro_build.builder.spec import MAX_BUCKET
+from ouro_build.builder.spec import MAX_BUCKET, MAX_REQUESTS
 
 DECODE_PROGRAMS = ("prelude", "recurrent", "coda", "sample", "kv_copy", "advance")
 """What every decode bucket has graphs of."""
@@ -21,7 +21,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """Buckets for a load, and what they change.
 
     `graphs_a_bucket` graphs of about `bytes_a_bucket` device bytes are taken to be built for each bucket; the budget allowed
-    `allowed` buckets. `max_requests` is the most rows a step had: more than the largest bucket if it is best to split those.
+    `allowed` buckets. `max_requests` is the most rows a step had, as far as a build takes so many: more than
+    the largest bucket if it is best to split those.
     `recorded` is what the worker counted, `before` what is predicted for the buckets that it had, `after` for `buckets`.
     """
 
@@ -45,11 +46,11 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 def advise(record: CoverageRecord, max_graphs: int | None = None, memory: int | None = None) -> Advice:
     """The best buckets for the steps of `record`, within `max_graphs` graphs and `memory` bytes of graphs.
 
-    Without either, as many buckets as there were. Raises ArtifactError for a record with no steps or no graphs, UsageError
-    for a budget that has no room for one bucket.
+    Without either, as many buckets as there were. Raises UsageError for a record with no steps or no graphs, and for a
+    budget that has no room for one bucket.
     """
     if not record.buckets:
-        raise ArtifactError(
+        raise UsageError(
             "no graph of a decode loop is declared", where="graphs", hint="Take the record of a worker: --coverage-out."
         )
     graphs, nodes = _bucket_cost(record.graphs)
@@ -62,7 +63,7 @@ def advise(record: CoverageRecord, max_graphs: int | None = None, memory: int | 
         allowed=allowed,
         graphs_a_bucket=graphs,
         bytes_a_bucket=nodes * NODE_BYTES,
-        max_requests=max(rows for rows, _ in steps),
+        max_requests=min(MAX_REQUESTS, max(rows for rows, _ in steps)),
         recorded=recorded(record),
         before=predict(steps, record.buckets),
         after=predict(steps, buckets),

@@ -71,8 +71,7 @@ def build(
 
 
 def _jobs(target: Target, toolchain: Toolchain) -> tuple[Job, ...]:
-    notes = {s: f"entry {entry.place!r} of --tuning" for s, entry in target.chosen.items()}
-    return jobs(target.index.specializations, target.part.arch, toolchain, notes)
+    return jobs(target.index.specializations, target.part.arch, toolchain, target.chosen)
 
 
 def _write_weights(preparation: Preparation, folder: Path) -> WeightsRecord:

@@ -7,11 +7,12 @@ it sees a bare environment, an empty Triton cache, and no debug information is e
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -23,31 +24,35 @@ from typing import Any
 from ouro_build.artifacts.columns import SCRATCH_ARGUMENTS
 from ouro_build.artifacts.errors import CompileError
 from ouro_build.artifacts.plan import Specialization
+from ouro_build.artifacts.tuning import Entry
 from ouro_build.builder.cache import Image, ImageCache, image_key
 from ouro_build.builder.cubin import read_cubin
 from ouro_build.builder.programmatic import mentions, violations
 from ouro_build.builder.toolchain import Toolchain, clean_environment
+from ouro_build.builder.tuned import Chosen, entry_error
 from ouro_build.kernels import registry
 
 WARP = 32
 _TYPE_BYTES = {"i32": 4, "u32": 4, "fp32": 4, "i64": 8, "u64": 8}
 _KEPT_TALK = 2000
+_FATAL = re.compile(r"ptxas\S*(?: .*)?\b(?:fatal|error)\s*: (?:\(\w+\) )?(?P<why>.*)")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One image to make: `key` is its content key, `arch` the architecture, `note` what is to be said of a failure."""
+    """One image to make: `key` is its content key, `arch` the architecture, `entry` what of a given tuning table shaped it."""
 
     key: str
     specialization: Specialization
     arch: str
-    note: str = ""
+    entry: Entry | None = None
 
     def __str__(self) -> str:
         s = self.specialization
         constants = ", ".join(f"{name}={value}" for name, value in s.constants)
         shape = f"{constants}; {s.options.num_warps} warps, {s.options.num_stages} stages"
-        return f"kernel {s.kernel} for {self.arch} ({shape})" + (f", {self.note}" if self.note else "")
+        by = f", entry {self.entry.place!r} of --tuning" if self.entry else ""
+        return f"kernel {s.kernel} for {self.arch} ({shape}){by}"
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class _Failure:
 
     what: str
     where: str
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,11 +76,11 @@ def jobs(
     specializations: Sequence[Specialization],
     arch: str,
     toolchain: Toolchain,
-    notes: Mapping[Specialization, str] | None = None,
+    chosen: Chosen | None = None,
 ) -> tuple[Job, ...]:
-    """What is to be made for `arch`, in the order of `specializations`, with `notes` on some."""
-    said = notes or {}
-    return tuple(Job(image_key(s, arch, toolchain), s, arch, said.get(s, "")) for s in specializations)
+    """What is to be made for `arch`, in the order of `specializations`; `chosen` are the entries that shaped some."""
+    entries = chosen or {}
+    return tuple(Job(image_key(s, arch, toolchain), s, arch, entries.get(s)) for s in specializations)
 
 
 def compile_images(
@@ -143,7 +149,7 @@ def _result(future: Future[Image | _Failure]) -> Image | CompileError:
             "a compiler process died", hint="If memory ran out, give --workers a smaller number; else run the build again."
         ) from error
     if isinstance(result, _Failure):
-        return CompileError(result.what, where=result.where)
+        return CompileError(result.what, where=result.where, hint=result.hint)
     return result
 
 
@@ -176,9 +182,19 @@ def _compile(job: Job) -> Image | _Failure:
         compiled = _triton_compile(job)
         return checked_image(job, compiled.asm["cubin"], compiled.asm["ptx"], compiled.metadata)
     except CompileError as error:
-        return _Failure(error.what, error.where)
+        return _Failure(error.what, error.where, error.hint)
     except Exception as error:  # Triton, MLIR and ptxas each raise types of their own
+        if job.entry is not None:  # whoever gave it can change it; all else that the compilers say is for a report
+            refusal = entry_error(job.entry, job.arch, f"it does not compile: {_reason(error)}")
+            return _Failure(refusal.what, refusal.where, refusal.hint)
         return _Failure(f"{type(error).__name__}: {_shortened(str(error))}{_talk()}", str(job))
+
+
+def _reason(error: Exception) -> str:
+    """What ptxas says is fatal, without where its file was; else the first line of the error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    fatal = (found["why"] for line in lines if (found := _FATAL.match(line)))
+    return next(fatal, lines[0] if lines else type(error).__name__)
 
 
 def _triton_compile(job: Job) -> Any:

@@ -16,12 +16,13 @@ from ouro_build.builder.output import stack, table
 
 
 class KnownPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A known GPU, and the target that would run on it, if any."""
+    """A known GPU, and the target that would run on it: with `notes`, or none, for `reasons`."""
 
     part: str
     arch: str
     target: str | None
     reasons: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 class FitView(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,29 +42,36 @@ def view(manifest: Manifest, machine: Machine, memory: int | None) -> FitView:
 
 
 def known_parts(fits: Sequence[tuple[Part, Fit]]) -> tuple[KnownPart, ...]:
-    """What would run on each known part, and why or why not."""
+    """What would run on each known part, or why nothing would."""
     return tuple(
-        KnownPart(part=part.name, arch=part.arch, target=found.target, reasons=_reasons(part, found)) for part, found in fits
+        KnownPart(
+            part=part.name,
+            arch=part.arch,
+            target=found.target,
+            reasons=() if found.accepted else _reasons(part, found),
+            notes=found.chosen.notes if found.accepted else (),
+        )
+        for part, found in fits
     )
 
 
 def draw(shown: FitView) -> RenderableType:
     """The view for people."""
-    here = [(t.target, "yes" if t.accepted else "no", "\n".join((*map(str, t.refusals), *t.notes))) for t in shown.targets]
-    known = [(k.part, k.arch, k.target or "–", "\n".join(k.reasons)) for k in shown.known]
+    here = [
+        (t.target, "yes" if t.accepted else "no", "\n".join(map(str, t.refusals)), "\n".join(t.notes)) for t in shown.targets
+    ]
+    known = [(k.part, k.arch, k.target or "–", "\n".join(k.reasons), "\n".join(k.notes)) for k in shown.known]
     hints = dict.fromkeys(r.hint for t in shown.targets for r in t.refusals if r.hint)
     return stack(
         Text(f"this machine: {_described(shown.machine)}"),
-        table("targets on this machine", ("target", "fits", "reasons"), here),
+        table("targets on this machine", ("target", "fits", "reasons against it", "notes"), here),
         *([] if shown.target else [Text("\n".join(hints))]),
-        table("known GPUs, idle", ("GPU", "architecture", "runs target", "reasons"), known),
+        table("known GPUs, idle", ("GPU", "architecture", "runs target", "reasons against it", "notes"), known),
     )
 
 
 def _reasons(part: Part, found: Fit) -> tuple[str, ...]:
-    """Notes on the target that fits; else what is missing."""
-    if found.accepted:
-        return found.chosen.notes
+    """What is missing."""
     refusals = [r for t in found.targets if all(r.what != "capability" for r in t.refusals) for r in t.refusals]
     return tuple(map(str, refusals)) or (f"nothing was built for {part.arch}",)
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ouro_build.artifacts.errors import ArtifactError, UsageError
+from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.records import CoverageRecord, ObservedRecord, StartupRecord, decode_record
 
 LARGEST = 16 << 20
@@ -20,7 +20,7 @@ class _Envelope(msgspec.Struct):
 
 
 def read_record(path: Path, kind: type[R]) -> R:
-    """The record at `path`. Raises UsageError if nothing can be read there, ArtifactError if it is no record of this kind."""
+    """The record at `path`. Raises UsageError if nothing can be read there, or no record of this kind."""
     return decode_record(_read(path), kind, str(path))
 
 
@@ -49,5 +49,5 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
     if len(raw) > LARGEST:
-        raise ArtifactError(f"larger than {LARGEST:,} bytes, which no record is", where=str(path))
+        raise UsageError(f"larger than {LARGEST:,} bytes, which no record is", where=str(path))
     return raw

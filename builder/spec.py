@@ -94,7 +94,7 @@ def parse_buckets(text: str, flag: str) -> tuple[int, ...]:
 def advised_buckets(path: Path) -> tuple[tuple[int, ...], int]:
     """The buckets that the coverage record at `path` advises, as many as it was recorded with, and the most rows of a step.
 
-    Raises UsageError if there is no file, ArtifactError if it is no such record.
+    Raises UsageError if there is no file, or no such record.
     """
     # Imported here: the advisor reads this module's limits.
     from ouro_build.builder.advise import advise

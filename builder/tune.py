@@ -32,6 +32,7 @@ from ouro_build.runtime.machine import describe, device_record
 CONTEXT = 1024
 """Tokens of a decode row where nothing else is said, or the artifact's most."""
 _SHOWN_IDENTITY = 12
+_FLAGS = ("--bucket", "--context")
 
 
 class TunedSite(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +124,7 @@ class _Tuning:
         check_tables(options.tables, [self._target.part])
         part, geometry = self._target.part, artifact.manifest.geometry
         self._context = min(CONTEXT, geometry.max_context) if options.context is None else options.context
-        check_shape(geometry, 1, self._context, self._target.memory.kv_blocks)
+        check_shape(geometry, 1, self._context, self._target.memory.kv_blocks, _FLAGS)
         self._toolchain = find_toolchain([part])
         self._images = TriedImages(part, self._toolchain, options.cache, options.workers)
         self._entries: list[Entry] = []
@@ -177,7 +178,7 @@ class _Tuning:
             return None
         rows = min(bucket, geometry.max_requests)
         if family == "decode":
-            check_shape(geometry, rows, self._context, self._target.memory.kv_blocks)
+            check_shape(geometry, rows, self._context, self._target.memory.kv_blocks, _FLAGS)
         self._say(f"{family}, {bucket} rows: {len(sites)} places")
         with ExitStack() as resources:
             bench = StepBench(

@@ -71,10 +71,15 @@ def check_image(part: Part, specialization: Specialization, image: Image, chosen
     if entry is None:
         check_limits(part, specialization, image)
         return
-    where, hint = f"{_FLAG}: entry {entry.place!r}", f"Tune on {part.arch} again, or take the entry out of the table."
     try:
         check_limits(part, specialization, image)
     except CompileError as error:
-        raise CompileError(error.what, where=where, hint=hint) from error
+        raise entry_error(entry, part.arch, error.what) from error
     if image.spills:
-        raise CompileError(f"a thread spills {image.spills} bytes on {part.arch}", where=where, hint=hint)
+        raise entry_error(entry, part.arch, f"a thread spills {image.spills} bytes on {part.arch}")
+
+
+def entry_error(entry: Entry, arch: str, what: str) -> CompileError:
+    """That an entry of a given table cannot be used on `arch`, and why."""
+    hint = f"Tune on {arch} again, or take the entry out of the table."
+    return CompileError(what, where=f"{_FLAG}: entry {entry.place!r}", hint=hint)

@@ -18,7 +18,7 @@ from ouro_build.artifacts.reader import Artifact
 from ouro_build.artifacts.records import BaselineLine, BenchCheck, BenchLine, BenchRecord, PromptBaseline
 from ouro_build.runtime.baseline import NO_TORCH, check_baseline
 from ouro_build.runtime.bench_prefill import Prompt, check_prompt, make_prompt_line, prompt_bucket, prompt_keys
-from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_rate
+from ouro_build.runtime.bench_step import ROWS_CONTEXT, DecodeStep, blocks_of, check_shape, read_rate
 from ouro_build.runtime.dispatch import replays_of
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
@@ -53,21 +53,22 @@ def bench_decode(
     device: int = 0,
     prompts: Sequence[int] = (),
     baseline: bool = False,
+    flags: tuple[str, str] = ROWS_CONTEXT,
     say: Callable[[str], None] = lambda text: None,
 ) -> BenchRecord:
     """Check the programs that decode steps of `shapes` and prompts of `prompts` tokens run, then time those steps and the
     prefill of those prompts; with `baseline` the same in torch.
 
-    The record has no times if a check failed. `say` is told what is being done. Raises UsageError for a shape that the
-    artifact or this machine has no room for, MissingExtraError if the baseline lacks torch, FitError if the artifact does not
-    fit, DeviceError if the device fails.
+    The record has no times if a check failed. `say` is told what is being done. Raises UsageError, naming the `flags` that said
+    rows and context, for a shape that the artifact or this machine has no room for, MissingExtraError if the baseline lacks
+    torch, FitError if the artifact does not fit, DeviceError if the device fails.
     """
     machine = probe(device)
     bench = Bench(artifact, choose_path(artifact.manifest, machine, executor, None), machine, weights, device)
     if baseline:
         check_baseline(bench.path)
     for rows, context in shapes:
-        check_shape(artifact.manifest.geometry, rows, context, bench.path.kv_blocks)
+        check_shape(artifact.manifest.geometry, rows, context, bench.path.kv_blocks, flags)
     for tokens in prompts:
         check_prompt(artifact.manifest.geometry, tokens, bench.path.kv_blocks)
     return bench.run(shapes, prompts, baseline, say)
@@ -114,6 +115,15 @@ def make_line(manifest: Manifest, index: PlanIndex, shape: Shape, ms: float, rea
 def bucket_of(manifest: Manifest, rows: int) -> int:
     """The bucket that `rows` rows are padded to."""
     return replays_of(rows, manifest.geometry.buckets)[0].bucket
+
+
+def path_notes(path: WorkerPath) -> tuple[str, ...]:
+    """What is to be known of a benchmark that takes `path`."""
+    if path.executor != "reference":
+        return path.notes
+    why = "" if path.reason is None else f" ({path.reason.value})"
+    only = f"only reference ran here{why}: it is checked against itself, and the times are its own, not those of graphs"
+    return (*path.notes, only)
 
 
 def check_of(
@@ -165,14 +175,15 @@ class Bench:
             read_tb_s=None,
             lines=(),
             baseline=(),
-            notes=self.path.notes,
+            notes=path_notes(self.path),
         )
         if record.right:
             record = self._timed(record, shapes, prompts, say)
         if baseline and record.right:
             say("timing torch")
             steps, whole = self._baseline(shapes, prompts)
-            record = msgspec.structs.replace(record, baseline=steps, prompt_baseline=whole)
+            read = self._torch_read_tb_s()
+            record = msgspec.structs.replace(record, baseline=steps, prompt_baseline=whole, torch_read_tb_s=read)
         return record
 
     @contextmanager
@@ -268,3 +279,10 @@ class Bench:
             lines.append(BaselineLine(rows=rows, context=context, eager_ms=took.eager_ms, graph_ms=took.graph_ms))
         whole = [PromptBaseline(tokens=tokens, eager_ms=time_prefill(model, tokens, self.device)) for tokens in prompts]
         return tuple(lines), tuple(whole)
+
+    def _torch_read_tb_s(self) -> float:
+        """The rate at which torch reads as many bytes as the weights take."""
+        from ouro_build.runtime.torch_baseline import time_read
+
+        size = self.artifact.manifest.weights.bytes
+        return size / time_read(size, self.device) / 1e12

@@ -72,6 +72,7 @@ def decode_command(
 ) -> int:
     """Check the programs of decode steps, then time steps at every given number of rows and context, and prompts."""
     from ouro_build.runtime.bench import bench_decode  # a worker that only runs should not load it
+    from ouro_build.runtime.bench_step import ROWS_CONTEXT
 
     wanted = _shapes(rows, context, shapes)
     prompts = [] if prefill is None else numbers(prefill, "--prefill")
@@ -79,7 +80,7 @@ def decode_command(
     opened = open_artifact(artifact, "all_but_weights")
     record = bench_decode(
         opened, wanted, prompts=prompts, executor=executor, weights=weights, device=device, baseline=baseline is not None,
-        say=out.say,
+        flags=("--shapes", "--shapes") if shapes is not None else ROWS_CONTEXT, say=out.say,
     )  # fmt: skip
     return _show(out, record, _drawn)
 
@@ -154,8 +155,8 @@ def _drawn_sparse(record: SparseBenchRecord) -> RenderableType:
         return "\n".join(map(_check_text, record.checks))
     from rich.table import Table
 
-    read = "" if record.read_tb_s is None else f", which reads {record.read_bytes / 1e9:.2f} GB at {record.read_tb_s:.3g} TB/s"
-    title = f"sparse over dense by {record.executor} on {_where(record)}, {record.key_retention:g} of the keys retained{read}"
+    kept = f"{record.key_retention:g} of the keys retained"
+    title = f"sparse over dense by {record.executor} on {_where(record)}, {kept}{_reading(record)}"
     shown = Table(*_SPARSE_COLUMNS, title=title)
     for line in record.lines:
         mass = "–" if line.mass_ms is None else f"{line.mass_ms:.3f}"
@@ -183,8 +184,7 @@ def _drawn(record: BenchRecord) -> RenderableType:
 def _decode_table(record: BenchRecord) -> RenderableType:
     from rich.table import Table
 
-    read = "" if record.read_tb_s is None else f", which reads {record.read_bytes / 1e9:.2f} GB at {record.read_tb_s:.3g} TB/s"
-    shown = Table(*_COLUMNS, title=f"decode by {record.executor} on {_where(record)}{read}")
+    shown = Table(*_COLUMNS, title=f"decode by {record.executor} on {_where(record)}{_reading(record)}{_torch_reading(record)}")
     torch_times = {(line.rows, line.context): line for line in record.baseline}
     for line in record.lines:
         torch = torch_times.get((line.rows, line.context))
@@ -214,6 +214,20 @@ def _prefill_table(record: BenchRecord) -> RenderableType:
 
 def _where(record: BenchRecord | SparseBenchRecord) -> str:
     return record.device.name if record.device else "the host"
+
+
+def _reading(record: BenchRecord | SparseBenchRecord) -> str:
+    """How fast the card's memory was read, where that was measured."""
+    rate = record.read_tb_s
+    return "" if rate is None else f", which reads {record.read_bytes / 1e9:.2f} GB at {rate:.3g} TB/s"
+
+
+def _torch_reading(record: BenchRecord) -> str:
+    """The same by torch.sum."""
+    if record.torch_read_tb_s is None:
+        return ""
+    share = "" if record.read_over_torch is None else f", of which that is {record.read_over_torch:.3f}"
+    return f" (torch.sum: {record.torch_read_tb_s:.3g} TB/s{share})"
 
 
 def _check_text(check: BenchCheck) -> str:

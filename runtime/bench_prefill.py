@@ -15,6 +15,7 @@ from ouro_build.runtime.batch import RowInput
 from ouro_build.runtime.bench_step import UNSET, blocks_of, steps_over
 from ouro_build.runtime.dispatch import replays_of
 from ouro_build.runtime.executor import Executor
+from ouro_build.runtime.numbers import check_range
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.snapshots import Snapshot
 from ouro_build.runtime.step import Steps
@@ -103,9 +104,7 @@ def check_prompt(geometry: Geometry, tokens: int, kv_blocks: int) -> None:
     """Raise UsageError unless a prompt of `tokens` tokens can be run with `kv_blocks` KV blocks."""
     if not geometry.prefill_buckets:
         raise UsageError("the artifact has no programs for prompts", where=FLAG, hint="Build with --prefill-buckets.")
-    if not 1 <= tokens <= geometry.max_context:
-        hint = "Build with a larger --max-context."
-        raise UsageError(f"{tokens} is outside 1 … {geometry.max_context}", where=FLAG, hint=hint)
+    check_range(tokens, geometry.max_context, FLAG, "a larger --max-context")
     needed = blocks_of(geometry, tokens)
     if needed > kv_blocks:
         what = f"a prompt of {tokens} tokens needs {needed} KV blocks, there is room for {kv_blocks} here"

@@ -9,7 +9,7 @@ import click
 
 from ouro_build.artifacts.bench_records import Latency, ServeBenchRecord
 from ouro_build.artifacts.console import Output
-from ouro_build.artifacts.records import CoverageRecord, encode_record
+from ouro_build.artifacts.records import CoverageRecord, FallbackCount, encode_record
 from ouro_build.artifacts.sizes import SIZE
 from ouro_build.runtime.coverage import merged
 from ouro_build.runtime.loading import Verification
@@ -26,6 +26,7 @@ _COLUMNS = (
     "at once", "requests", "s", "out tokens/s", "all tokens/s", "TTFT ms p50/p95/p99", "ITL ms p50/p95/p99", "coverage",
     "padded", "steps", "host µs submit/wait/other",
 )  # fmt: skip
+_FALLBACK_COLUMNS = ("program", "mode", "reason", "by", "rows at once", "times", "live rows")
 
 
 @click.command("serve")
@@ -89,11 +90,16 @@ def serve_command(
 def _drawn(record: ServeBenchRecord) -> Group:
     from rich.console import Group
 
-    return Group(_lines(record), _coverage(merged([line.coverage for line in record.lines])))
+    coverage = merged([line.coverage for line in record.lines])
+    shown = [_lines(record)]
+    if coverage.keys:
+        shown.append(_replays(coverage))
+    if coverage.fallbacks:
+        shown.append(_fallbacks(coverage))
+    return Group(*shown)
 
 
-def _coverage(coverage: CoverageRecord) -> Table:
-    """Replays by graph key, then what did not run by its graph, of all loads together."""
+def _replays(coverage: CoverageRecord) -> Table:
     from rich.table import Table
 
     shown = Table("program", "bucket", "mode", "replays", "live rows", "padded", title="coverage of all loads, by graph key")
@@ -101,9 +107,20 @@ def _coverage(coverage: CoverageRecord) -> Table:
         padded = key.padded_rows / (key.live_rows + key.padded_rows)
         name = f"{key.program}/{key.variant}" if key.variant else key.program
         shown.add_row(name, str(key.bucket), key.mode, str(key.replays), str(key.live_rows), f"{padded:.1%}")
+    return shown
+
+
+def _fallbacks(coverage: CoverageRecord) -> Table:
+    """A line for every kind of fallback, whatever the numbers of rows that had it."""
+    from rich.table import Table
+
+    kinds: dict[tuple[str, str, str, str], list[FallbackCount]] = {}
     for miss in coverage.fallbacks:
-        path = f"{miss.count} by {miss.path}: {miss.reason.value}"
-        shown.add_row(miss.program, "–", miss.mode, path, str(miss.count * miss.rows), "–")
+        kinds.setdefault((miss.program, miss.mode, miss.reason.value, miss.path), []).append(miss)
+    shown = Table(*_FALLBACK_COLUMNS, title="what did not run by one graph, of all loads")
+    for kind, misses in kinds.items():
+        rows = ", ".join(str(miss.rows) for miss in misses)
+        shown.add_row(*kind, rows, str(sum(m.count for m in misses)), str(sum(m.count * m.rows for m in misses)))
     return shown
 
 

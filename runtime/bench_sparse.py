@@ -15,12 +15,13 @@ from ouro_build.artifacts.records import BenchCheck, SparseBenchRecord, SparseLi
 from ouro_build.artifacts.retention import retained_counts
 from ouro_build.artifacts.rows import SOURCE_LOOP
 from ouro_build.runtime.attention_part import AttentionArtifact, attention_key
-from ouro_build.runtime.bench import Bench, Shape, bucket_of, check_of, step_bytes
+from ouro_build.runtime.bench import Bench, Shape, bucket_of, check_of, path_notes, step_bytes
 from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_rate, vary
 from ouro_build.runtime.machine import device_record, probe
 from ouro_build.runtime.mixed_trial import MixedTrial
 from ouro_build.runtime.paths import Choice, choose_path
 from ouro_build.runtime.pools import Pools
+from ouro_build.runtime.retained_mass import check_retained_mass
 from ouro_build.runtime.row_modes import CAPTURE, CONSUME, DENSE, MIXED, NO_CAPTURE
 from ouro_build.runtime.scenes import blocks_needed
 from ouro_build.runtime.timing import measure, median_ms
@@ -53,6 +54,8 @@ def bench_sparse(
     if missing:
         hint = "Build with --sparse-modes dense,capture,consume,mixed --key-retention R."
         raise UsageError(f"the artifact was built without mode {missing[0]}", where=str(artifact.path), hint=hint)
+    if retained_mass:
+        check_retained_mass(geometry, str(artifact.path))
     machine = probe(device)
     path = choose_path(artifact.manifest, machine, executor, None)
     with_attention = AttentionArtifact(artifact.path, artifact.manifest, artifact.identity)
@@ -101,7 +104,7 @@ class _SparseBench(Bench):
             read_bytes=manifest.weights.bytes,
             read_tb_s=None,
             lines=(),
-            notes=self.path.notes,
+            notes=path_notes(self.path),
         )
         if not record.right:
             return record

@@ -17,12 +17,15 @@ from ouro_build.runtime.coverage import CoverageCounter
 from ouro_build.runtime.dispatch import Dispatcher
 from ouro_build.runtime.executor import Executor
 from ouro_build.runtime.memory import Memory
+from ouro_build.runtime.numbers import check_range
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.step import Steps
 from ouro_build.runtime.timing import measure
 from ouro_build.runtime.trial import Compared
 
 READ = ProgramKey("read", 1)
+ROWS_CONTEXT = ("--rows", "--context")
+"""The flags that say a step's rows and context, where there is not one for both."""
 _KV_BYTE = 0x3C
 """Every byte of keys and values: finite in every type, about 0.01."""
 UNSET = 0xFF
@@ -161,19 +164,19 @@ def blocks_of(geometry: Geometry, context: int) -> int:
     return -(-context // geometry.block_size)
 
 
-def check_shape(geometry: Geometry, rows: int, context: int, kv_blocks: int) -> None:
-    """Raise UsageError unless `rows` requests of `context` tokens each can run at once with `kv_blocks` KV blocks."""
+def check_shape(geometry: Geometry, rows: int, context: int, kv_blocks: int, flags: tuple[str, str] = ROWS_CONTEXT) -> None:
+    """Raise UsageError unless `rows` requests of `context` tokens each can run at once with `kv_blocks` KV blocks.
+
+    It names `flags`, by which rows and context were given.
+    """
+    # One bucket, and a request a row.
     most = min(geometry.buckets[-1], geometry.max_requests)
-    if not 1 <= rows <= most:
-        hint = "Build with larger --buckets and --max-requests."
-        raise UsageError(f"{rows} is outside 1 … {most}: one bucket, a request a row", where="--rows", hint=hint)
-    if not 1 <= context <= geometry.max_context:
-        hint = "Build with a larger --max-context."
-        raise UsageError(f"{context} is outside 1 … {geometry.max_context}", where="--context", hint=hint)
+    check_range(rows, most, flags[0], "larger --buckets and --max-requests", "a row count of ")
+    check_range(context, geometry.max_context, flags[1], "a larger --max-context", "a context of ")
     needed = rows * blocks_of(geometry, context)
     if needed > kv_blocks:
         what = f"{rows} rows of {context} tokens need {needed} KV blocks, there is room for {kv_blocks} here"
-        raise UsageError(what, where="--rows, --context", hint="Take fewer rows, or a shorter context.")
+        raise UsageError(what, where=", ".join(dict.fromkeys(flags)), hint="Take fewer rows, or a shorter context.")
 
 
 def read_seconds(pools: Pools) -> list[float] | None:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ouro_build.artifacts.console import Output, run
-from ouro_build.artifacts.errors import ArtifactError, UsageError
+from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.records import CoverageRecord, decode_record, encode_record
 from ouro_build.artifacts.sizes import SIZE
 from ouro_build.runtime.loading import Verification
@@ -138,6 +138,8 @@ def run_command(
 ) -> None:
     """Continue prompts greedily; print a text a prompt, or its token ids where there is no tokenizer."""
     start = start or Start(StartupClock())
+    if retained_mass and sparse == "off":
+        raise UsageError("given beside --sparse off, which captures nothing", where="--retained-mass", hint="Leave one out.")
     prompts = _prompts(texts, prompt_ids)
     feed = _id_lists(feed_ids, "--feed-ids") if feed_ids else []
     if feed and len(feed) != len(prompts):
@@ -205,11 +207,10 @@ def _coverage(path: Path | None) -> CoverageRecord | None:
     if path is None:
         return None
     try:
-        return decode_record(path.read_bytes(), CoverageRecord, str(path))
+        raw = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", where=f"--coverage-in {path}") from error
-    except ArtifactError as error:
-        raise UsageError(error.what, where=f"--coverage-in {path}") from error
+    return decode_record(raw, CoverageRecord, f"--coverage-in {path}")
 
 
 def _encode_logits(outputs: list[Generated]) -> bytes:

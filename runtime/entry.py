@@ -1,21 +1,23 @@
-"""Where `ouro-worker` starts: the clock, CUDA on a thread, the weights' digests on others, then all that is imported."""
+"""Where `ouro-worker` starts: the clock, CUDA on a thread, the weights' digests on others, then all that is imported.
+
+What the functions need they import themselves: `main` has interrupts end the process before that.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from importlib import import_module
-from typing import NoReturn
 
-from ouro_build.artifacts.chunks import WEIGHTS
-from ouro_build.runtime.driver import BINDINGS
-from ouro_build.runtime.opening import OpeningDriver
-from ouro_build.runtime.start import Start
-from ouro_build.runtime.startup import StartupClock
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+    from ouro_build.runtime.start import Start
+    from ouro_build.runtime.startup import StartupClock
 
 LOADING = ("run", "selftest")
 """Commands that load a worker."""
@@ -38,6 +40,8 @@ def weights_of(arguments: Sequence[str]) -> str | None:
 
     It only says what to begin with: what is loaded, and what its digests must be, is decided by who reads all of the line.
     """
+    from ouro_build.artifacts.chunks import WEIGHTS
+
     words = _words(arguments)
     if device_of(arguments) is None or "--weights" in words or "fast" in words:
         return None
@@ -46,7 +50,20 @@ def weights_of(arguments: Sequence[str]) -> str | None:
 
 
 def main() -> NoReturn:
-    """Entry point of `ouro-worker`."""
+    """Entry point of `ouro-worker`.
+
+    Until the command runs, an interrupt ends the process at once, and without a word: there is nothing to be cleaned up.
+    """
+    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else whoever started it wants them ignored
+    if heeded:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    from contextlib import suppress
+    from importlib import import_module
+
+    from ouro_build.runtime.driver import BINDINGS
+    from ouro_build.runtime.startup import StartupClock
+
     clock = StartupClock(first="interpreter")
     # Threads that hash or copy take the interpreter only between chunks, and should not wait 5 ms for it each time.
     sys.setswitchinterval(_SWITCH)
@@ -61,13 +78,20 @@ def main() -> NoReturn:
         gc.freeze()
         gc.enable()
         clock.until_now("imports")
+        if heeded:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         command(start)
     finally:
+        if heeded:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         start.close()
 
 
 def begin(arguments: Sequence[str], clock: StartupClock) -> Start:
     """Begin what the command line is going to need."""
+    from ouro_build.runtime.opening import OpeningDriver
+    from ouro_build.runtime.start import Start
+
     device, weights = device_of(arguments), weights_of(arguments)
     opening = None if device is None else OpeningDriver(device, clock, early=True)
     if weights is None:

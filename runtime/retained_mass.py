@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ouro_build.artifacts.errors import UsageError
+from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.plan import Buffer
 from ouro_build.artifacts.records import MassHistogram
 from ouro_build.runtime.memory import Memory, Pending
@@ -17,6 +19,15 @@ BINS = 20
 """Equal parts of 0 … 1."""
 _MOST = 64
 """Copies that are kept unread: where nobody waits for steps, the eldest have long arrived."""
+
+
+def check_retained_mass(geometry: Geometry, artifact: str) -> None:
+    """Raise UsageError unless rows of `artifact` capture something whose mass could be kept."""
+    if geometry.references:
+        return
+    built = "retains every key" if len(geometry.sparse_modes) > 1 else "was built without sparse modes"
+    hint = "Leave it out, or build with --sparse-modes dense,capture,consume,mixed --key-retention R, R below 1."
+    raise UsageError(f"{artifact} {built}: no retained mass to record", where="--retained-mass", hint=hint)
 
 
 class RetainedMass:

@@ -125,6 +125,27 @@ def time_prefill(model: ModelConfig, tokens: int, device: int) -> float:
     return eager
 
 
+@torch.inference_mode()
+def time_read(size: int, device: int) -> float:
+    """Seconds in which torch.sum reads `size` bytes of CUDA device `device` once, the least of several batches.
+
+    By a CUDA graph, as the artifact's own program that reads runs; there must be room for the bytes.
+    """
+    with torch.cuda.device(device):
+        read = partial(torch.sum, values_to_read(size, f"cuda:{device}"))
+        read()
+        seconds = min(measure(captured(read), torch.cuda.synchronize))
+    del read
+    torch.cuda.empty_cache()
+    return seconds
+
+
+def values_to_read(size: int, device: str) -> Tensor:
+    """`size` bytes, a multiple of four, as float32 [size / 4]: as weights are, since reading zeros costs less power."""
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.empty(size // 4, dtype=torch.float32, device=device).normal_(0, _STD, generator=generator)
+
+
 def _decoder(model: ModelConfig, rows: int, context: int, where: str) -> TorchDecoder:
     shape = (2, model.planes, rows, model.kv_heads, context, model.head_dim)
     cache = torch.zeros(shape, dtype=getattr(torch, model.dtype), device=where)

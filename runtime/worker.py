@@ -27,6 +27,7 @@ from ouro_build.runtime.opening import OpeningDriver
 from ouro_build.runtime.paths import Choice, WorkerPath
 from ouro_build.runtime.placing import choose, given_memory, open_pools, wait_for
 from ouro_build.runtime.pools import Pools
+from ouro_build.runtime.retained_mass import check_retained_mass
 from ouro_build.runtime.start import Start
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.step import Steps
@@ -288,6 +289,8 @@ def load(
                 tokenizer = load_tokenizer(artifact)
             with clock.phase("modules"):  # likewise
                 import ouro_build.runtime.device_pools  # noqa: F401
+            if retained_mass:
+                check_retained_mass(artifact.manifest.geometry, str(artifact.path))
             built = artifact.manifest.geometry.max_requests
             if max_requests is not None and not 1 <= max_requests <= built:
                 raise UsageError(f"{max_requests} is outside 1 … {built}, what was built", where="--max-requests")

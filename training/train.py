@@ -82,6 +82,7 @@ class Trainer:
         self._run = {"seed": given.seed, "rows": given.rows, "rate": given.rate, "steps": given.steps, "shape": vars(shape)}
         self._run["objective"] = vars(self.objective)
         self.progress = restore(self._state, self._run, self.model, self._optimizers)
+        self.progress.check_length(given.minutes)
         if given.steps:
             self.progress.descent_from = self.course.descent_from(given.steps)
         self._stopped = False
@@ -163,6 +164,7 @@ class Trainer:
         constant = self._given.minutes * 60 * (1 - self.course.descent)
         if self.progress.descent_from is None and self.progress.seconds >= constant:
             self.progress.descent_from = self.progress.step
+            self.progress.minutes = self._given.minutes
 
     def _ended(self) -> bool:
         start = self.progress.descent_from

@@ -26,8 +26,10 @@ def about(shown: ArtifactView) -> Section:
 
 def fit(known: Sequence[KnownPart]) -> Section:
     """Which known GPUs would run it."""
-    columns = ("GPU", "architecture", "fits", "runs target", "reasons")
-    rows = tuple((k.part, k.arch, "yes" if k.target else "no", k.target or "–", "; ".join(k.reasons)) for k in known)
+    columns = ("GPU", "architecture", "fits", "runs target", "reasons against it", "notes")
+    rows = tuple(
+        (k.part, k.arch, "yes" if k.target else "no", k.target or "–", "; ".join(k.reasons), "; ".join(k.notes)) for k in known
+    )
     yes = sum(k.target is not None for k in known)
     table = Table("Known GPUs, each of them idle", columns, rows)
     return Section("fit", "Where it fits", (("fits", f"{yes} of {len(known)} known GPUs"),), (Figure(table),))

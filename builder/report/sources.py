@@ -46,7 +46,8 @@ def gather(
     """Read and check all that a report is to show.
 
     Beside `artifact`, in its observed folder or `record`, lie records of warm-ups and perhaps of workers; `startup` and
-    `coverage` name others. `against` are older ones to compare those with. Raises UsageError and ArtifactError.
+    `coverage` name others. `against` are older ones to compare those with. Raises UsageError, and ArtifactError for
+    damaged plans.
     """
     found = Found() if artifact is None else _beside(artifact, record)
     if startup is not None:

@@ -16,7 +16,7 @@ from ouro_build.builder.build import build
 from ouro_build.builder.cache import ImageCache
 from ouro_build.builder.plan_target import prepare
 from ouro_build.builder.spec import BuildSpec, find_parts
-from ouro_build.runtime import baseline, bench, host_pools, timing
+from ouro_build.runtime import baseline, bench, host_pools, timing, torch_baseline
 from ouro_build.runtime.cli import cli
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.machine import probe
@@ -57,6 +57,8 @@ def test_checks_then_times(artifact: Path) -> None:
     assert all(line["ms"] > 0 and line["read_share"] > 0 for line in said["lines"])
     assert said["read_tb_s"] > 0
     assert said["baseline"] == []
+    assert len(said["notes"]) == 1
+    assert "only reference ran here (no_device)" in said["notes"][0]
 
 
 def test_shapes_of_ones_choice_and_prompts(artifact: Path) -> None:
@@ -81,6 +83,7 @@ def test_a_table_for_people(artifact: Path) -> None:
     assert "prefill of one prompt by reference on the host" in result.stdout
     assert "2 × 16" in result.stdout
     assert "decode by reference on the host" in result.stdout
+    assert "note: only reference ran here (no_device): it is checked against itself" in result.stderr
     assert "not checked" not in result.stderr
 
 
@@ -122,6 +125,7 @@ def test_nothing_is_timed_that_is_not_right(
     assert result.return_value == 1
     said = json.loads(result.stdout)
     assert (said["lines"], said["prompts"], said["read_tb_s"], said["baseline"]) == ([], [], None, [])
+    assert said["torch_read_tb_s"] is None
     (wrong,) = [c for c in said["checks"] if not c["right"]]
     assert (wrong["program"], wrong["bit_equal"]) == (program, bit_equal)
     assert "nothing was timed" in result.stderr
@@ -183,9 +187,13 @@ def test_bad_values_have_their_exit_codes(artifact: Path, arguments: list[str], 
     assert exit_code(cli, ["bench", "decode", str(artifact), "--context", "20", *arguments]) == code
 
 
-@pytest.mark.parametrize("shapes", ["1", "1x", "x20", "1x20,", "1x20x3", "5x20", "1x65"])
-def test_bad_shapes_are_wrong_usage(artifact: Path, shapes: str) -> None:
+@pytest.mark.parametrize("shapes", ["1", "1x", "x20", "1x20,", "1x20x3", "5x20", "0x20", "1x65", "1x0"])
+def test_bad_shapes_are_wrong_usage(artifact: Path, shapes: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(cli, ["bench", "decode", str(artifact), "--shapes", shapes]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --shapes: ")
+    assert "--rows" not in said
+    assert "--context" not in said.replace("--max-context", "")
 
 
 def test_the_baseline_names_the_extra(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,13 +231,35 @@ def test_on_a_device_graph_and_launch_are_compared_and_the_graph_timed(artifact:
     assert result.return_value == 0, result.output
     said = json.loads(result.stdout)
     jsonschema.Draft202012Validator(schema("bench")).validate(said)
-    assert (said["executor"], said["target"], said["unchecked"]) == ("graph", "h200", NO_CUDA)
+    assert (said["executor"], said["target"], said["unchecked"], said["notes"]) == ("graph", "h200", NO_CUDA, [])
     assert all(c["executors"] == ["graph", "launch"] for c in said["checks"])
     assert [line["context"] for line in said["lines"]] == [33, 64]
     steps = 2 + 3 * 5  # warming up, then three batches
     programs = 4 + 4  # of a step: four loops, four once
     assert api.calls["cuGraphLaunch"] == len(bench.CHECKED) + 2 * (1 + steps) * programs + steps
     assert api.live() == {}
+
+
+def test_on_a_device_reading_is_held_against_torch(artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The baseline itself needs a GPU; here its times are made up."""
+    asked: list[tuple[int, int]] = []
+
+    def time_read(size: int, device: int) -> float:
+        asked.append((size, device))
+        return size / 2e12
+
+    monkeypatch.setattr(baseline, "torch_has_cuda", lambda: True)
+    monkeypatch.setattr(torch_baseline, "time_decode", lambda *_: torch_baseline.BaselineTimes(2.0, 1.0))
+    monkeypatch.setattr(torch_baseline, "time_read", time_read)
+    arguments = (artifact, "--rows", "1", "--context", "33", "--baseline", "torch")
+    result = run(*arguments, "--json")
+    assert result.return_value == 0, result.output
+    said = json.loads(result.stdout)
+    jsonschema.Draft202012Validator(schema("bench")).validate(said)
+    assert said["torch_read_tb_s"] == pytest.approx(2)
+    assert asked == [(said["read_bytes"], 0)]
+    shown = " ".join(run(*arguments).stdout.split())
+    assert "(torch.sum: 2 TB/s, of which that is " in shown
 
 
 def test_on_a_device_prompts_are_compared_and_timed_by_graph(artifact: Path, api: FakeDriver) -> None:

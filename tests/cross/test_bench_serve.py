@@ -80,6 +80,17 @@ def test_a_table_for_people(artifact: Path) -> None:
     shown = " ".join(result.stdout.split())
     assert "5 prompt tokens, 1 new ones, by graph on Fake GPU" in shown
     assert "│ prefill │ 16 │ dense │" in shown
+    assert "what did not run" not in shown
+
+
+def test_fallbacks_are_listed_once_with_their_rows(artifact: Path) -> None:
+    result = run(artifact, "--concurrency", "1,3", "--input", "5", "--output", "3", "--executor", "launch")
+    assert result.return_value is None, result.output
+    assert "by graph key" not in result.stdout
+    listed = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "disabled" in line]
+    kinds = [(program, mode, reason, path) for program, mode, reason, path, *_ in listed]
+    assert len(set(kinds)) == len(kinds) == 6, "prefill, and the five programs of a decode step"
+    assert ["recurrent", "dense", "graphs_disabled", "launch", "1, 3", "32", "64"] in listed
 
 
 @pytest.mark.parametrize(

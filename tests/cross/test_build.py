@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ouro_build.artifacts.parts import ARCHITECTURES, find_part
@@ -135,6 +136,19 @@ def test_an_entry_that_spills_is_named(cache: Path, tmp_path: Path) -> None:
     _, err = process.communicate()
     assert process.returncode == 1
     assert "--tuning: entry 'linear_few, 16 bits, 64 × 64, 1 rows': a thread spills" in err
+    assert not (tmp_path / "out.ouro").exists()
+
+
+def test_an_entry_that_does_not_compile_is_named_without_the_compilers_dump(cache: Path, tmp_path: Path) -> None:
+    entry = msgspec.structs.replace(ENTRY, parameters=msgspec.structs.replace(TUNED, maxnreg=8))
+    process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache), "--tuning", table(tmp_path, entry))
+    _, err = process.communicate()
+    assert process.returncode == 1
+    _, what, hint = err.splitlines()
+    assert what.startswith("error: --tuning: entry 'linear_few, 16 bits, 64 × 64, 1 rows': it does not compile: ")
+    assert "Insufficient registers" in what
+    assert "/tmp" not in what
+    assert hint == "Tune on sm_90 again, or take the entry out of the table."
     assert not (tmp_path / "out.ouro").exists()
 
 

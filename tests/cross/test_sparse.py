@@ -90,6 +90,25 @@ def test_the_command_line_of_run(artifact: Path, tmp_path: Path) -> None:
     assert result.return_value == 0, result.output
 
 
+def test_retained_mass_is_refused_where_nothing_is_captured(
+    artifact: Path, dense: Path, tmp_path: Path, image_cache: ImageCache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "p.json"
+    prompts.write_text(json.dumps(PROMPTS))
+    arguments = ["--prompt-ids", str(prompts), "--max-tokens", "4", "--retained-mass"]
+    everything = made(tmp_path, image_cache, SparseSpec(ALL, 1.0))
+    for wrong, what, hint in (
+        (["run", str(dense)], f"{dense} was built without sparse modes", "--sparse-modes"),
+        (["run", str(everything)], f"{everything} retains every key", "R below 1"),
+        (["run", str(artifact), "--sparse", "off"], "given beside --sparse off", "Leave one out"),
+    ):
+        assert exit_code(cli, [*wrong, *arguments]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: --retained-mass: {what}")
+        assert hint in said.splitlines()[-1]
+    assert exit_code(cli, ["bench", "sparse", str(everything), "--rows", "1", "--context", "8", "--retained-mass"]) == 2
+
+
 def test_inspect_and_diff_show_what_is_retained_and_where(artifact: Path, dense: Path) -> None:
     result = CliRunner().invoke(artifact_cli, ["inspect", str(artifact)], standalone_mode=False)
     model, geometry = open_artifact(artifact, "sizes").manifest.model, open_artifact(artifact, "sizes").manifest.geometry

@@ -289,7 +289,9 @@ def test_a_coverage_record_orders_graphs_and_is_read_strictly(
     arguments = ["run", str(artifact), "--prompt-ids", str(file), "--max-tokens", "1"]
     assert exit_code(cli, [*arguments, "--coverage-in", str(record)]) == 2
     assert "--coverage-in" in capsys.readouterr().err
-    record.write_text("{}")
-    assert exit_code(cli, [*arguments, "--coverage-in", str(record)]) == 2
+    for damaged in ("{}", '{"schema":"ouro-coverage/2","keys":['):
+        record.write_text(damaged)
+        assert exit_code(cli, [*arguments, "--coverage-in", str(record)]) == 2
+        assert f"--coverage-in {record}: not a record of this kind" in capsys.readouterr().err
     assert exit_code(cli, [*arguments, "--coverage-out", str(record)]) == 0
     assert exit_code(cli, [*arguments, "--coverage-in", str(record), "--verify", "fast"]) == 0

@@ -15,11 +15,21 @@ _NAME = "state.pt"
 
 @dataclass
 class Progress:
-    """How far a run is: steps made, seconds spent training, and the step its descent begins at once that is decided."""
+    """How far a run is: steps made, seconds spent training, and the step its descent begins at once that is decided.
+
+    `minutes` is the length that decided it, None where a number of steps did.
+    """
 
     step: int = 0
     seconds: float = 0.0
     descent_from: int | None = None
+    minutes: float | None = None
+
+    def check_length(self, minutes: float) -> None:
+        """Raise ValueError if a descent that has begun ends a run of another length than `minutes`."""
+        if self.minutes is not None and self.minutes != minutes:
+            what = f"the run's descent began at step {self.descent_from}, for {self.minutes:g} minutes in all"
+            raise ValueError(f"{what}: give --minutes {self.minutes:g}, or another --state folder")
 
 
 def save(

@@ -1,6 +1,7 @@
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from ouro_build.artifacts.bench_records import (
@@ -12,7 +13,7 @@ from ouro_build.artifacts.bench_records import (
     ServeLine,
     StartupBenchRecord,
 )
-from ouro_build.artifacts.errors import ArtifactError
+from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.records import (
     BaselineLine,
     BenchCheck,
@@ -86,6 +87,7 @@ BENCH = BenchRecord(
         ),
     ),
     baseline=(BaselineLine(rows=1, context=1024, eager_ms=50.0, graph_ms=9.5),),
+    torch_read_tb_s=4.0,
     notes=(),
 )  # fmt: skip
 SPARSE = SparseBenchRecord(
@@ -166,17 +168,23 @@ def test_strict(record: CoverageRecord) -> None:
         b"[]",
         b"",
     ):
-        with pytest.raises(ArtifactError, match=f"f: not a record of this kind.*\n.*{record.schema}"):
+        with pytest.raises(UsageError, match=f"f: not a record of this kind.*\n.*{record.schema}"):
             decode_record(damaged, type(record), "f")
 
 
 def test_reasons_are_closed() -> None:
-    with pytest.raises(ArtifactError, match=r"Invalid enum value 'bad_luck'.*reason"):
+    with pytest.raises(UsageError, match=r"Invalid enum value 'bad_luck'.*reason"):
         decode_record(encode_record(COVERAGE).replace(b"bucket_miss", b"bad_luck"), CoverageRecord, "f")
 
 
 def test_a_first_request_beside_the_hundredth() -> None:
     assert BENCH_STARTUP.first_requests[0].excess == pytest.approx(0.25)
+
+
+def test_reading_beside_torch() -> None:
+    assert BENCH.read_over_torch == pytest.approx(4.25 / 4)
+    assert msgspec.structs.replace(BENCH, torch_read_tb_s=None).read_over_torch is None
+    assert msgspec.structs.replace(BENCH, read_tb_s=None).read_over_torch is None
 
 
 def test_start_up_by_its_parts() -> None:
@@ -204,5 +212,5 @@ def test_shares() -> None:
 @pytest.mark.parametrize(("field", "value"), [("replays", -1), ("live_rows", 1 << 53), ("bucket", 0), ("rows", 1 << 30)])
 def test_numbers_that_no_worker_counts_are_refused(field: str, value: int) -> None:
     raw = re.sub(rf'"{field}":\d+', f'"{field}":{value}', encode_record(COVERAGE).decode())
-    with pytest.raises(ArtifactError, match=f"Expected `int`.*{field}"):
+    with pytest.raises(UsageError, match=f"Expected `int`.*{field}"):
         decode_record(raw.encode(), CoverageRecord, "f")

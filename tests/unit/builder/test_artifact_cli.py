@@ -159,6 +159,10 @@ def test_fit(ouro_artifact: Cli, reference: Path, monkeypatch: pytest.MonkeyPatc
         "rtx-5090": "rtx-5090",
         "rtx-pro-6000": "rtx-5090",
     }
+    for known in found["known"]:
+        assert bool(known["reasons"]) == (known["target"] is None), "what is said of a part that runs it is a note"
+    (h200,) = [k for k in found["known"] if k["part"] == "h200"]
+    assert h200["notes"] == ["cuda: needs a driver for CUDA 13 or newer"]
     code, out, _ = ouro_artifact("fit", reference)
     assert code == 0
     assert "this machine: h200, 9.0, 132 SMs" in out

@@ -361,7 +361,7 @@ class TestCommand:
         assert "w.json is about another artifact" in out
         (folder / "w.json").write_bytes(b'{"schema":"ouro-observed/1"')
         code, out, err = self.run(capsys, made, "--record", folder, "--text")
-        assert (code, out) == (4, "")
+        assert (code, out) == (2, "")
         assert f"{folder / 'w.json'}: not a record of this kind" in err
 
     @pytest.mark.parametrize(
@@ -370,11 +370,11 @@ class TestCommand:
             (["--startup", "s.json"], 2, "Give -o FILE.html, --text or --json"),
             (["--text"], 2, "there is nothing to report on"),
             (["--startup", "none.json", "--text"], 2, "none.json: cannot be read"),
-            (["--startup", "c.json", "--text"], 4, "ouro-startup/"),
-            (["--coverage", "s.json", "--text"], 4, "ouro-coverage/2"),
+            (["--startup", "c.json", "--text"], 2, "ouro-startup/"),
+            (["--coverage", "s.json", "--text"], 2, "ouro-coverage/2"),
             (["--startup", "s.json", "--against", "c_old.json", "--text"], 2, "c_old.json: there is nothing that it can be"),
             (["--startup", "s.json", "--against", "s.json", "--against", "s_old.json", "--text"], 2, "one of each"),
-            (["--startup", "s.json", "--against", "broken.json", "--text"], 4, "broken.json: not a record"),
+            (["--startup", "s.json", "--against", "broken.json", "--text"], 2, "broken.json: not a record"),
             (["--startup", "s.json", "-o", "s.json/report.html"], 2, "the folder it is to be in does not exist"),
             (["nowhere.ouro", "--text"], 2, "no such artifact"),
         ],

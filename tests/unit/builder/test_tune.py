@@ -203,7 +203,7 @@ def test_a_table_to_start_from(artifact: Artifact, tmp_path: Path, api: FakeDriv
     [
         ({"kernels": ("rms_norm",)}, "'rms_norm' has no configurations"),
         ({"buckets": (3,)}, "the artifact has no bucket 3"),
-        ({"context": 65}, "65 is outside 1 … 64"),
+        ({"context": 65}, "^--context: a context of 65 is outside 1 … 64"),
         ({"kernels": ("linear_many",)}, "none of the chosen kernels is in the chosen buckets"),
     ],
 )

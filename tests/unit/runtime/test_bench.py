@@ -21,7 +21,7 @@ from ouro_build.runtime import timing
 from ouro_build.runtime.bench import make_line, step_bytes, step_launches
 from ouro_build.runtime.bench_step import DecodeStep, check_shape, read_seconds
 from ouro_build.runtime.pools import Pools
-from ouro_build.runtime.torch_baseline import TorchDecoder, random_weights
+from ouro_build.runtime.torch_baseline import TorchDecoder, random_weights, values_to_read
 from tests.artifact_maker import base_manifest, weights_record
 from tests.reference_worker import GOLDEN, ReferenceWorker, reference_worker
 from tests.unit.artifacts.blocks import logical
@@ -77,11 +77,19 @@ def test_arithmetic_of_a_line() -> None:
 def test_shapes_without_room_are_refused() -> None:
     geometry = worker().steps.geometry
     check_shape(geometry, 4, 64, 16)
-    for rows, context, blocks, where in ((5, 64, 99, "--rows"), (0, 1, 9, "--rows"), (1, 65, 99, "--context"),
-                                         (1, 0, 9, "--context"), (4, 49, 15, "--rows, --context")):  # fmt: skip
+    for rows, context, blocks, where, hint in (
+        (5, 64, 99, "--rows", "at most 4, or build with larger --buckets"), (0, 1, 9, "--rows", "Give at least 1."),
+        (1, 65, 99, "--context", "at most 64, or build with a larger --max-context"), (1, 0, 9, "--context", "at least 1."),
+        (4, 49, 15, "--rows, --context", "fewer rows"),
+    ):  # fmt: skip
         with pytest.raises(UsageError) as caught:
             check_shape(geometry, rows, context, blocks)
         assert caught.value.where == where
+        assert hint in caught.value.hint
+        assert ("uild" in caught.value.hint) == (rows > 4 or context > 64), "more would not help"
+        with pytest.raises(UsageError) as again:
+            check_shape(geometry, rows, context, blocks, ("--shapes", "--shapes"))
+        assert (again.value.where, again.value.what) == ("--shapes", caught.value.what)
 
 
 def test_a_slow_run_is_measured_fewer_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +187,14 @@ def test_all_weights_are_read() -> None:
     programs = min(1024, 4 * 132, -(-len(words) // 8192))
     assert (int(sums[:programs].sum(dtype=np.int64)) - int(words.sum(dtype=np.int64))) % 2**32 == 0
     assert (sums[programs:] == -1).all()
+
+
+def test_what_torch_reads_is_as_many_bytes_as_the_weights() -> None:
+    size = pool_bytes(PRESETS["tiny"].model)
+    values = values_to_read(size, "cpu")
+    assert (values.nbytes, values.dtype, values.is_contiguous()) == (size, torch.float32, True)
+    assert values.isfinite().all()
+    assert values.std() > 0
 
 
 def test_random_weights_have_the_packings_shapes() -> None:

@@ -122,7 +122,7 @@ def test_prompts_without_room_are_refused_with_what_to_build() -> None:
     for geometry, tokens, blocks, hint in (
         (none, 1, 99, "--prefill-buckets"),
         (GEOMETRY, 4097, 999, "--max-context"),
-        (GEOMETRY, 0, 9, "--max-context"),
+        (GEOMETRY, 0, 9, "Give at least 1."),
         (GEOMETRY, 4096, 255, "shorter prompt"),
     ):
         with pytest.raises(UsageError) as caught:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -104,7 +105,10 @@ def test_weights_are_hashed_at_once_where_it_is_plain_which(tmp_path: Path) -> N
 
 def test_little_is_imported_before_cuda_starts() -> None:
     """Everything here delays the first call of the driver."""
-    code = "import json, sys, ouro_build.runtime.entry; print(json.dumps(sorted(sys.modules)))"
+    code = (
+        "import json, sys; from ouro_build.runtime import entry; from ouro_build.runtime.startup import StartupClock\n"
+        "entry.begin(['inspect'], StartupClock()); print(json.dumps(sorted(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout)
     assert not {"numpy", "click", "msgspec", "cuda.bindings.driver", "inspect", "hashlib"} & set(loaded)
@@ -113,3 +117,33 @@ def test_little_is_imported_before_cuda_starts() -> None:
         "ouro_build.runtime.driver", "ouro_build.runtime.entry", "ouro_build.runtime.opening", "ouro_build.runtime.start",
         "ouro_build.runtime.startup",
     }  # fmt: skip
+
+
+INTERRUPTED = """
+import os, signal, sys
+from ouro_build.runtime import entry
+
+class Interrupt:
+    \"\"\"The terminal's, while {module} is imported.\"\"\"
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv[1:] = ["selftest", "nowhere.ouro"]
+entry.main()
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["ouro_build.runtime.startup", "ouro_build.runtime.opening", "ouro_build.runtime.cli", "click"]
+)
+def test_an_interrupt_of_the_imports_ends_the_process_without_a_word(module: str) -> None:
+    code = INTERRUPTED.format(module=module)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    # A process that is started to ignore interrupts, as by nohup, goes on.
+    ignoring = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{code}"
+    done = subprocess.run([sys.executable, "-P", "-c", ignoring], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no such artifact" in done.stderr

@@ -67,6 +67,16 @@ def test_another_runs_state_is_refused(tmp_path: Path) -> None:
         restore(tmp_path, {"seed": 2}, model, made)
 
 
+def test_a_descent_that_has_begun_is_of_one_length(tmp_path: Path) -> None:
+    model, made = _fresh()
+    save(tmp_path, Progress(20, 1.5, 12, 3.0), {}, model, made)
+    begun = restore(tmp_path, {}, model, made)
+    begun.check_length(3.0)
+    with pytest.raises(ValueError, match=r"began at step 12, for 3 minutes in all: give --minutes 3,"):
+        begun.check_length(5.0)
+    Progress(20, 1.5).check_length(5.0)
+
+
 def test_a_pass_visits_every_window_once_and_targets_follow_inputs(tokens: Tokens) -> None:
     windows = tokens.windows
     inputs, targets = tokens.batch(0, windows)
