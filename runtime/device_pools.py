@@ -52,6 +52,8 @@ def open_device_pools(
         if upload is not None:
             resources.callback(upload.close)
             upload.lock(driver)
+        with clock.phase("plans"):  # first, since allocating waits while the driver locks pages
+            index, columns = artifact.plans(target)
         with clock.phase("pools") as phase:
             machine = describe(driver)
             sizes = pool_sizes(target.memory, path.kv_blocks)
@@ -61,8 +63,6 @@ def open_device_pools(
         if upload is not None:
             resources.callback(upload.close)  # the copy ends before its target is given back
             upload.copy(memory)
-        with clock.phase("plans"):
-            index, columns = artifact.plans(target)
         values = load_time_values(manifest.kv, path.kv_blocks, machine.sm_count)
         if manifest.geometry.references:
             fill_references(memory, {b.name: b for b in index.buffers}, artifact.retained_counts())

@@ -173,8 +173,9 @@ def test_what_no_worker_took_over_is_given_back_in_order(
     go = threading.Event()
     use(monkeypatch, api, lambda: go.wait(10))
     started = OpeningDriver(0, StartupClock(0.0), early=True)
-    hashes.locked = LockedPages(lambda *_: True, lambda _: library.calls.append(f"unlocked with {api.live()}"))
-    assert hashes.locked.lock(hashes.address, hashes.size)
+    pages = LockedPages(lambda *_: True, lambda _: library.calls.append(f"unlocked with {api.live()}"))
+    assert pages.lock(hashes.address, hashes.size)
+    hashes.locked = pages
     threading.Timer(0.02, go.set).start()
     Start(StartupClock(0.0), started, hashes).close()
     assert library.calls[-1] == "unlocked with {'context': 1}", "after the device was open, before its context goes"
