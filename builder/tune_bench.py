@@ -30,6 +30,7 @@ from ouro_build.runtime.machine import describe
 from ouro_build.runtime.pools import Pools, pool_sizes
 from ouro_build.runtime.relocate import RelocatedPlans
 from ouro_build.runtime.scenes import POISON, Scene, blocks_needed
+from ouro_build.runtime.snapshots import parts_of
 from ouro_build.runtime.timing import measure
 from ouro_build.runtime.trial import TOLERANCE, line_difference
 
@@ -165,13 +166,13 @@ class StepBench:
 
 def _written(
     buffer: Buffer, before: Snapshot, got: Snapshot, wanted: Snapshot
-) -> tuple[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
-    """The lines of the buffer's last dimension that either of two runs wrote, of both; with their type."""
+) -> tuple[str, tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]]:
+    """The lines of the buffer's last dimension that either of two runs wrote, of both, and their parts; with their type."""
     width = DTYPES[buffer.dtype].bytes * buffer.sizes[-1]
     part = slice(buffer.offset, buffer.offset + buffer.bytes)
     old, a, b = (s[buffer.pool][part].reshape(-1, width) for s in (before, got, wanted))
     which = ((a != old) | (b != old)).any(1)
-    return buffer.dtype, (a[which], b[which])
+    return buffer.dtype, (a[which], b[which], parts_of(buffer, which))
 
 
 def _fill_random(memory: DeviceMemory, buffer: Buffer) -> None:

@@ -11,7 +11,7 @@ import mmap
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Thread
+from threading import Lock, Thread
 
 from ouro_build.artifacts.chunks import CHUNK, CHUNKED_ABOVE
 from ouro_build.runtime.locked_pages import LockedPages
@@ -45,6 +45,8 @@ class ChunkHashes:
         count = 0 if self.pages is None else -(-self.size // self.chunk)
         self._locked: LockedPages | None = None
         self._locking: Thread | None = None
+        self._guard = Lock()
+        self._closed = False
         self._digests = [""] * count
         self._workers = Workers(self._visit, count, spare_cores(RESERVED), done=done)
 
@@ -55,9 +57,11 @@ class ChunkHashes:
 
     @property
     def locked(self) -> LockedPages | None:
-        """Its pages, if they were locked for a device: unlocked when the file is let go. Waits for who locks them now."""
-        if self._locking is not None:
-            self._locking.join()
+        """Its pages, if they were locked for a device. Waits for who locks them now."""
+        with self._guard:
+            locking = self._locking
+        if locking is not None:
+            locking.join()
         return self._locked
 
     @locked.setter
@@ -65,13 +69,23 @@ class ChunkHashes:
         self._locked = pages
 
     def lock_beside(self, lock: Callable[[], LockedPages | None]) -> None:
-        """Have `lock` lock the pages on a thread of its own; None if it cannot."""
+        """Have `lock` lock the pages on a thread of its own, unless the file was let go; None if it cannot."""
 
         def run() -> None:
-            self._locked = lock()
+            with suppress(Exception):  # whoever copies the file finds out that its pages are not locked
+                self._locked = lock()
 
-        self._locking = Thread(target=run, name="lock")
-        self._locking.start()
+        with self._guard:
+            if not self._closed:
+                thread = Thread(target=run, name="lock")
+                thread.start()
+                self._locking = thread
+
+    def unlock(self) -> None:
+        """Unlock its pages, if they are locked or about to be: before their device's context goes."""
+        pages, self._locked = self.locked, None
+        if pages is not None:
+            pages.unlock()
 
     @property
     def address(self) -> int:
@@ -85,11 +99,12 @@ class ChunkHashes:
         return address
 
     def close(self) -> None:
-        """Stop, and let the file go. It stays mapped while something uses `pages`."""
+        """Stop, unlock the pages, and let the file go. It stays mapped while something uses `pages`."""
+        with self._guard:
+            self._closed = True
         self._workers.stop()
-        if self.locked is not None:
-            self.locked.unlock()
-        self._locked = self.pages = None
+        self.unlock()
+        self.pages = None
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

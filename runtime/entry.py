@@ -31,6 +31,8 @@ def device_of(arguments: Sequence[str]) -> int | None:
     words = _words(arguments)
     if "--device" not in words:
         return 0
+    if words.count("--device") > 1:
+        return None
     value = words[words.index("--device") + 1 :][:1]
     return int(value[0]) if value and value[0].isdecimal() else None
 

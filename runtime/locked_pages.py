@@ -30,11 +30,15 @@ class LockedPages:
 
     def lock(self, address: int, size: int) -> bool:
         """Lock `size` bytes from `address`; False, with nothing locked, if a piece of them cannot be."""
-        for offset, piece in pieces(size):
-            if not self._lock(address + offset, piece):
-                self.unlock()
-                return False
-            self._addresses.append(address + offset)
+        try:
+            for offset, piece in pieces(size):
+                if not self._lock(address + offset, piece):
+                    self.unlock()
+                    return False
+                self._addresses.append(address + offset)
+        except BaseException:
+            self.unlock()
+            raise
         return True
 
     def unlock(self, between: Callable[[], object] = lambda: None) -> None:

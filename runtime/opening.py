@@ -49,22 +49,27 @@ class OpeningDriver:
         self._thread.join()
 
     def close(self) -> None:
-        """Wait for the driver and give it back, if there is one."""
+        """Wait for the driver and give it back, if there is one; pages that were locked for it are unlocked before."""
         self.wait()
+        if self.file is not None:
+            self.file.unlock()
         if self._driver is not None:
             self._driver.close()
 
     def _open(self) -> None:
+        held: HeldContext | None = None
         try:
             with self._clock.beside("device", self._parent):
                 held = hold_context(self.device) if self._early else None
                 if held is not None and self.file is not None:
                     self.file.lock_beside(partial(self._lock, held, self.file))
                 self._driver = open_driver(self.device)
-                if held is not None:
-                    held.release()
         except BaseException as error:  # told where the driver is waited for
             self._error = error
+        if held is not None:
+            if self._driver is None and self.file is not None:
+                self.file.unlock()
+            held.release()  # the driver holds it too, if there is one
 
     def _lock(self, held: HeldContext, file: ChunkHashes) -> LockedPages | None:
         """Lock the file's pages, if the device can; else whoever copies them finds out and takes another way."""

@@ -56,6 +56,12 @@ class HostSnapshot:
         return self._memory.read(pool, at, min(_PIECE, self._memory.size(pool) - at))
 
 
+def parts_of(buffer: Buffer, which: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The index in the buffer's first dimension, such as a plane or a slot, of each line of it that is in `which` [lines]."""
+    first = buffer.shape[0] if isinstance(buffer.shape[0], int) else 1
+    return np.flatnonzero(which) * first // len(which)
+
+
 class TorchSnapshot:
     """A copy made and compared by torch where the pools are, on CUDA device `device` or on the host.
 
@@ -94,10 +100,10 @@ class TorchSnapshot:
         pieces = (t.split(max(1, _CHUNK // t.shape[1])) for t in (kept, now))
         return self._torch.cat([(a.to(b.device) != b).any(1) for a, b in zip(*pieces, strict=True)])
 
-    def lines(self, buffer: Buffer, which: Any) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """The lines `which` of `buffer`, as kept and as they are now: uint8 [lines, bytes of a line] each."""
+    def lines(self, buffer: Buffer, which: Any) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]:
+        """The lines `which` of `buffer`, as kept and as they are now: uint8 [lines, bytes of a line] each. And their parts."""
         kept, now = (t[which.to(t.device)].cpu().numpy() for t in self._lines(buffer))
-        return kept, now
+        return kept, now, parts_of(buffer, which.cpu().numpy())
 
     def _lines(self, buffer: Buffer) -> tuple[Any, Any]:
         width = DTYPES[buffer.dtype].bytes * int(buffer.shape[-1] if isinstance(buffer.shape[-1], int) else 1)

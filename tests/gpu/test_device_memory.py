@@ -195,7 +195,7 @@ def test_snapshots_see_a_bit_and_the_lines_that_were_written(
     assert [snapshot.same() for snapshot in (before, after, host)] == [False, False, False]
     written = before.differing(wide)
     assert written.nonzero().squeeze(1).tolist() == [1000, 1001, 10 * MIB // 16 - 1]
-    got, now = after.lines(wide, written)
+    got, now, _ = after.lines(wide, written)
     assert got.shape == now.shape == (3, 64)
     assert (got[:, 0].tolist(), now[:, -1].tolist()) == ([2, 2, 1], [2, 1, 3])
     memory.close()

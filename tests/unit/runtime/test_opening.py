@@ -18,7 +18,7 @@ from ouro_build.artifacts.reader import Artifact, Verify, open_artifact
 from ouro_build.runtime import opening, worker
 from ouro_build.runtime.chunk_hashes import ChunkHashes
 from ouro_build.runtime.driver import Driver, open_driver
-from ouro_build.runtime.locked_pages import LockedPages
+from ouro_build.runtime.locked_pages import PIECE, LockedPages
 from ouro_build.runtime.opening import HeldContext, OpeningDriver, hold_context
 from ouro_build.runtime.start import Start
 from ouro_build.runtime.startup import StartupClock
@@ -148,6 +148,7 @@ def test_a_files_pages_are_locked_as_soon_as_there_is_a_context(
     started.file = hashes
     go.set()
     started.result()
+    assert (hashes.locked is None) == bool(fails)  # by now it is known
     (lock,) = [p for p in clock.record().phases if p.name == "lock pages"]
     assert (lock.beside, lock.bytes) == (True, 0 if fails else hashes.size)
     address, size = hashes.address, hashes.size
@@ -180,6 +181,100 @@ def test_what_no_worker_took_over_is_given_back_in_order(
     Start(StartupClock(0.0), started, hashes).close()
     assert library.calls[-1] == "unlocked with {'context': 1}", "after the device was open, before its context goes"
     assert api.live() == {}
+
+
+def slow_lock(monkeypatch: pytest.MonkeyPatch, began: threading.Event, go: threading.Event) -> Library:
+    """A libcuda whose locking takes until `go`."""
+
+    class Slow(Library):
+        def __getattr__(self, name: str) -> Callable[..., int]:
+            call = super().__getattr__(name)
+            if name != "cuMemHostRegister_v2":
+                return call
+
+            def locking(*arguments: object) -> int:
+                began.set()
+                assert go.wait(10)
+                return call(*arguments)
+
+            return locking
+
+    library = Slow("")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: library)
+    return library
+
+
+def test_pages_that_are_still_being_locked_are_unlocked_before_the_context_goes(
+    artifact: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another device is asked for in the end: the file stays open, to be locked for that one."""
+    began, go, hold = threading.Event(), threading.Event(), threading.Event()
+    library = slow_lock(monkeypatch, began, go)
+    hashes = ChunkHashes(str(artifact / "weights.safetensors"))
+
+    def held(device: int) -> HeldContext | None:
+        hold.wait(10)
+        return hold_context(device)
+
+    monkeypatch.setattr(opening, "hold_context", held)
+    started = OpeningDriver(0, StartupClock(0.0), early=True)
+    started.file = hashes
+    hold.set()
+    started.result()
+    assert began.wait(10), "the driver is open while pages are being locked"
+    threading.Timer(0.02, go.set).start()
+    started.close()
+    assert api.live() == {}
+    assert library.calls[-1] == "cuMemHostUnregister"
+    assert hashes.locked is None
+    assert hashes.pages is not None
+    hashes.close()
+
+
+def test_a_file_that_was_let_go_is_locked_no_more(artifact: Path) -> None:
+    hashes = ChunkHashes(str(artifact / "weights.safetensors"))
+    began, go = threading.Event(), threading.Event()
+    unlocked: list[int] = []
+
+    def lock() -> LockedPages:
+        began.set()
+        assert go.wait(10)
+        pages = LockedPages(lambda *_: True, unlocked.append)
+        pages.lock(hashes.address, hashes.size)
+        return pages
+
+    hashes.lock_beside(lock)
+    assert began.wait(10)
+    threading.Timer(0.02, go.set).start()
+    hashes.close()
+    assert len(unlocked) == 1
+    hashes.lock_beside(lambda: pytest.fail("the file is not there any more"))
+    assert hashes.locked is None
+
+
+def test_locking_that_fails_leaves_nothing_locked(artifact: Path) -> None:
+    hashes = ChunkHashes(str(artifact / "weights.safetensors"))
+    held: list[int] = []
+
+    def lock(address: int, size: int) -> bool:
+        if held:
+            raise RuntimeError("no more")
+        held.append(address)
+        return True
+
+    pages = LockedPages(lock, held.remove)
+    with pytest.raises(RuntimeError, match="no more"):
+        pages.lock(4096, 2 * PIECE)
+    assert held == []
+
+    def fails() -> LockedPages:
+        pages.lock(4096, 2 * PIECE)
+        return pages
+
+    hashes.lock_beside(fails)
+    assert hashes.locked is None
+    assert held == []
+    hashes.close()
 
 
 def test_the_address_of_a_mapped_file(artifact: Path) -> None:

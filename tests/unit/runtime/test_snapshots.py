@@ -54,7 +54,8 @@ def test_lines_that_differ_are_named_and_read(memory: HostMemory) -> None:
         flip(memory, Pool.KV, at)
     which = snapshot.differing(WIDE)
     assert which.nonzero().squeeze(1).tolist() == [0, 7, 8, 99]
-    kept, now = snapshot.lines(WIDE, which)
+    kept, now, parts = snapshot.lines(WIDE, which)
+    assert parts.tolist() == [0, 0, 0, 0], "of a buffer whose first size is known at load time only"
     assert kept.shape == now.shape == (4, 64)
     assert (kept == 1).all()
     assert np.argwhere(now != kept).tolist() == [[0, 0], [1, 63], [2, 0], [3, 63]]
@@ -64,3 +65,4 @@ def test_lines_that_differ_are_named_and_read(memory: HostMemory) -> None:
     assert not snapshot.differing(PART).any(), "beside the buffer"
     flip(memory, Pool.STATE, 163)
     assert snapshot.differing(PART).tolist() == [False, True, False]
+    assert snapshot.lines(PART, snapshot.differing(PART))[2].tolist() == [1]
