@@ -57,9 +57,10 @@ class HostSnapshot:
 
 
 def parts_of(buffer: Buffer, which: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The index in the buffer's first dimension, such as a plane or a slot, of each line of it that is in `which` [lines]."""
-    first = buffer.shape[0] if isinstance(buffer.shape[0], int) else 1
-    return np.flatnonzero(which) * first // len(which)
+    """The part of each line of the buffer that is in `which` [lines]: of keys and values its plane, as later layers carry more
+    rounding; other buffers have one part."""
+    first = buffer.shape[0] if buffer.pool is Pool.KV else 1
+    return np.flatnonzero(which) * (first if isinstance(first, int) else 1) // len(which)
 
 
 class TorchSnapshot:

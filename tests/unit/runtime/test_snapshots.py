@@ -11,7 +11,7 @@ from ouro_build.runtime.memory import HostMemory
 from ouro_build.runtime.snapshots import HostSnapshot, Snapshot, TorchSnapshot
 
 SIZES = {Pool.KV: 6400, Pool.STATE: 301, Pool.WORKSPACE: 64, Pool.IO: 0}
-WIDE = Buffer("wide", Pool.KV, "float32", (LoadTimeValue.KV_BLOCKS, 16), 0)
+WIDE = Buffer("wide", Pool.KV, "float32", (2, LoadTimeValue.KV_BLOCKS, 16), 0)
 PART = Buffer("part", Pool.STATE, "int32", (3, 8), 100)
 
 
@@ -55,7 +55,7 @@ def test_lines_that_differ_are_named_and_read(memory: HostMemory) -> None:
     which = snapshot.differing(WIDE)
     assert which.nonzero().squeeze(1).tolist() == [0, 7, 8, 99]
     kept, now, parts = snapshot.lines(WIDE, which)
-    assert parts.tolist() == [0, 0, 0, 0], "of a buffer whose first size is known at load time only"
+    assert parts.tolist() == [0, 0, 0, 1], "keys and values have a part for each plane"
     assert kept.shape == now.shape == (4, 64)
     assert (kept == 1).all()
     assert np.argwhere(now != kept).tolist() == [[0, 0], [1, 63], [2, 0], [3, 63]]
@@ -65,4 +65,4 @@ def test_lines_that_differ_are_named_and_read(memory: HostMemory) -> None:
     assert not snapshot.differing(PART).any(), "beside the buffer"
     flip(memory, Pool.STATE, 163)
     assert snapshot.differing(PART).tolist() == [False, True, False]
-    assert snapshot.lines(PART, snapshot.differing(PART))[2].tolist() == [1]
+    assert snapshot.lines(PART, snapshot.differing(PART))[2].tolist() == [0]
