@@ -23,6 +23,8 @@ _HELD_A_THREAD = 32
 _WRITTEN_A_THREAD = 4
 # Threads of a program: two programs a multiprocessor hide each other's waits; where there is but one, it has all of it.
 _LEAST_THREADS, _THREADS, _THREADS_ALONE = 128, 512, 1024
+# Registers of a thread of which there are `_THREADS`: two programs have room, without spills. ptxas for 10.x spills with 64.
+_REGISTERS, _REGISTERS_10 = 64, 80
 
 
 def attention_select(
@@ -85,5 +87,12 @@ def attention_select(
             "TILE": threads * _WRITTEN_A_THREAD,
             "HELD": threads * _HELD_A_THREAD,
         },
-        options=Options(num_warps=threads // 32, num_stages=1),
+        options=Options(num_warps=threads // 32, num_stages=1, maxnreg=_registers(part, threads)),
     )
+
+
+def _registers(part: Part, threads: int) -> int:
+    """What a thread may have; 0 leaves it to the compiler."""
+    if threads != _THREADS:
+        return 0
+    return _REGISTERS_10 if part.capability // 10 == 10 else _REGISTERS

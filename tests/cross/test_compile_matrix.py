@@ -166,6 +166,18 @@ def test_images_fit(arch: str, dtype: str, buckets: tuple[int, ...], tmp_path: P
         assert image.spills <= STACK.get(job.specialization.kernel, 0), f"{job} spills {image.spills} bytes"
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120"])
+def test_selections_of_few_rows_and_of_many_do_not_spill(arch: str, tmp_path: Path) -> None:
+    part = find_part(arch)
+    made = [x.specialization for bucket in (1, 32) for x in sparse_attentions(part, "bfloat16", bucket, 16, 16)]
+    wanted = jobs([s for s in dict.fromkeys(made) if s.kernel == "attention_select"], part.arch, find_toolchain([part]))
+    assert sorted(job.specialization.options.num_warps for job in wanted) == [16, 32]
+    images = compile_images(wanted, ImageCache(tmp_path), workers=2).images
+    assert [images[job.key].spills for job in wanted] == [0, 0]
+    # Two programs of many rows' share a multiprocessor where the registers were asked for that.
+    assert part.capability // 10 == 10 or all(images[job.key].registers <= 64 for job in wanted)
+
+
 def test_a_layer_is_an_argument_not_an_image() -> None:
     part = find_part("h200")
     first, other = (

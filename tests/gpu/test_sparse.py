@@ -51,7 +51,7 @@ def long() -> Scene:
     return Scene("bfloat16", "cuda", (2, 2, 128), 0.1, max_context=LONG, lengths=(LONG, 8192), ctx=ctx)
 
 
-@pytest.mark.parametrize("width", [3000, LONG])
+@pytest.mark.parametrize("width", [3000, 16384, 32768, LONG])
 @pytest.mark.parametrize("kind", attention_select.KINDS)
 def test_selection_matches_the_reference(kind: str, width: int) -> None:
     for retention in (1e-4, 0.1, 0.5, 1.0):

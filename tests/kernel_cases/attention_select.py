@@ -9,7 +9,7 @@ from tests.kernel_cases import PART, Case, normal
 from tests.kernel_harness import buffer, poisoned, row_records
 
 KINDS = ("distinct", "ties", "few values", "one value", "zeros", "infinities", "tiny", "descending")
-SLOTS, LAYERS, HEAD_DIM, SPLITS = 4, 2, 16, 3
+SLOTS, LAYERS, HEAD_DIM, SPLITS = 5, 2, 16, 3
 
 
 def scores(kind: str, heads: int, width: int, device: str) -> Tensor:
@@ -33,9 +33,12 @@ def scores(kind: str, heads: int, width: int, device: str) -> Tensor:
     return x
 
 
-def case(kind: str, device: str = "cpu", width: int = 3000, retention: float = 0.1, heads: int = 2) -> Case:
-    """Rows of the whole width, of one step and a score more, of a step, of one score; a hole; slots out of order."""
-    positions, slots = [width - 1, 1024, -1, 1023, 0], [2, 0, -1, 3, 1]
+def case(kind: str, device: str = "cpu", width: int = 4096, retention: float = 0.1, heads: int = 2) -> Case:
+    """Rows of the whole width, of half of it and a score more, of half, of a quarter and a score more, of one; slots out of order.
+
+    With a width that is a power of two, those are all scores that a program can hold, and where it holds fewer.
+    """
+    positions, slots = [width - 1, width // 2, -1, width // 2 - 1, width // 4, 0], [2, 0, -1, 3, 1, 4]
     bucket, capacity = len(positions), int(retained_counts(width, retention)[-1])
     place = (SLOTS, LAYERS, heads)
     buffers = {
@@ -52,7 +55,7 @@ def case(kind: str, device: str = "cpu", width: int = 3000, retention: float = 0
     }
     tensors = {name: poisoned(found, device=device) for name, found in buffers.items()}
     tensors["rows"] = row_records(
-        [0, 1, -1, 2, 3], device, position=positions, reference_slot=slots, generation=[9, 8, -1, 7, 6]
+        [0, 1, -1, 2, 3, 4], device, position=positions, reference_slot=slots, generation=[9, 8, -1, 7, 6, 5]
     )  # fmt: skip
     tensors["retained_counts"] = torch.from_numpy(retained_counts(width, retention).copy()).to(device)
     tensors["out"] = normal(device, "bfloat16", *tensors["out"].shape)
