@@ -184,17 +184,16 @@ def _compile(job: Job) -> Image | _Failure:
     except CompileError as error:
         return _Failure(error.what, error.where, error.hint)
     except Exception as error:  # Triton, MLIR and ptxas each raise types of their own
-        if job.entry is not None:  # whoever gave it can change it; all else that the compilers say is for a report
-            refusal = entry_error(job.entry, job.arch, f"it does not compile: {_reason(error)}")
+        refused = _refused(str(error))
+        if job.entry is not None and refused:  # whoever gave it can change it; all else that compilers say is for a report
+            refusal = entry_error(job.entry, job.arch, f"it does not compile: {refused}")
             return _Failure(refusal.what, refusal.where, refusal.hint)
         return _Failure(f"{type(error).__name__}: {_shortened(str(error))}{_talk()}", str(job))
 
 
-def _reason(error: Exception) -> str:
-    """What ptxas says is fatal, without where its file was; else the first line of the error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    fatal = (found["why"] for line in lines if (found := _FATAL.match(line)))
-    return next(fatal, lines[0] if lines else type(error).__name__)
+def _refused(said: str) -> str:
+    """What ptxas says is fatal, without where its file was; empty if it says nothing of the kind."""
+    return next((found["why"] for line in said.splitlines() if (found := _FATAL.match(line.strip()))), "")
 
 
 def _triton_compile(job: Job) -> Any:

@@ -156,7 +156,10 @@ class _Starts:
         if done.returncode:
             said = done.stderr.strip().removeprefix("error: ")
             raise _FAILURES.get(done.returncode, DeviceError)(said or f"ended with {done.returncode}", where=module)
-        return decode_record(self._out.read_bytes(), StartupRecord, module)
+        try:
+            return decode_record(self._out.read_bytes(), StartupRecord, module)
+        except (OSError, UsageError) as error:  # the worker wrote it, not who asked
+            raise DeviceError(f"ended without a record that can be read: {error}", where=module) from error
 
 
 def _cold(starts: _Starts, count: int, say: Callable[[str], None]) -> tuple[list[StartupRecord], Dropped, float]:

@@ -34,7 +34,7 @@ def scores(kind: str, heads: int, width: int, device: str) -> Tensor:
 
 
 def case(kind: str, device: str = "cpu", width: int = 4096, retention: float = 0.1, heads: int = 2) -> Case:
-    """Rows of the whole width, of half of it and a score more, of half, of a quarter and a score more, of one; slots out of order.
+    """Rows of the whole width, of half of it and a score more, of half, of a quarter and a score more, of one; a hole.
 
     With a width that is a power of two, those are all scores that a program can hold, and where it holds fewer.
     """
