@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -94,8 +96,9 @@ class StepBench:
         self._steps = {frozenset(choice.items()): self._recorder.record(choice) for choice in choices}
         self._images.compile(s for step in self._steps.values() for s in step.index.specializations)
 
-    def microseconds(self, choice: Choice) -> float:
-        """The median time of a step with `choice`, after its results were found right.
+    def microseconds(self, choice: Choice, hopeless: float = math.inf) -> float:
+        """The median time of a step with `choice`, after its results were found right; of few runs if it takes longer than
+        `hopeless` microseconds.
 
         The first step that is measured is what others are held against. Raises Refused for a step whose images spill or exceed
         a limit, that needs too much workspace, of which two runs leave different states, or that leaves another state than the
@@ -104,7 +107,8 @@ class StepBench:
         step = self._steps.get(frozenset(choice.items())) or self._recorder.record(choice)
         with self._loaded(step) as executor:
             self._check(executor, step.short)
-            return median(measure(lambda: executor.run(step.whole), self._memory.synchronize)) * 1e6
+            run = partial(executor.run, step.whole)
+            return median(measure(run, self._memory.synchronize, hopeless / 1e6)) * 1e6
 
     @contextmanager
     def _loaded(self, step: StepPlans) -> Iterator[GraphExecutor]:

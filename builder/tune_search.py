@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -25,8 +26,8 @@ class Bench(Protocol):
     def compile(self, choices: list[Choice]) -> None:
         """Compile what the steps need."""
 
-    def microseconds(self, choice: Choice) -> float:
-        """The time of a step. Raises Refused for one that must not be used."""
+    def microseconds(self, choice: Choice, hopeless: float = math.inf) -> float:
+        """The time of a step, roughly where it is more than `hopeless`. Raises Refused for one that must not be used."""
 
 
 @dataclass
@@ -104,7 +105,7 @@ class Search:
         near = [p for p in neighbours(place.parameters) if (site, p) not in self._seen]
         self._seen.update((site, p) for p in (place.parameters, *near))
         self._bench.compile([self._choice(site, p) for p in near])
-        times = {p: us for p in near if (us := self._time(place, p)) is not None}
+        times = {p: us for p in near if (us := self._time(place, p, hopeless=best)) is not None}
         place.tried += len(times)
         if times:
             fastest = min(times, key=lambda p: times[p])
@@ -123,9 +124,9 @@ class Search:
         place.parameters = fastest
         return then
 
-    def _time(self, place: Place, parameters: Parameters) -> float | None:
+    def _time(self, place: Place, parameters: Parameters, hopeless: float = math.inf) -> float | None:
         try:
-            return self._bench.microseconds(self._choice(place.site, parameters))
+            return self._bench.microseconds(self._choice(place.site, parameters), hopeless)
         except Refused as refusal:
             place.refused += 1
             self._say(f"{place.site.name}: refused {_shown(place.parameters, parameters)}: {refusal}")

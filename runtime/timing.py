@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -27,11 +28,15 @@ def run_times(run: Callable[[], object], synchronize: Callable[[], object], batc
     return took
 
 
-def measure(run: Callable[[], object], synchronize: Callable[[], object]) -> list[float]:
-    """Seconds a run in each of several batches, after two runs that warm up; fewer batches where a run is slow."""
+def measure(run: Callable[[], object], synchronize: Callable[[], object], hopeless: float = math.inf) -> list[float]:
+    """Seconds a run in each of several batches, after two runs that warm up; fewer batches where a run is slow, or where the
+    fastest of the first takes longer than `hopeless` seconds."""
     slow = run_times(run, synchronize, 2, 1)[-1]
     batches = min(_MOST_BATCHES, max(_LEAST_BATCHES, int(BUDGET / (_RUNS * slow))))
-    return run_times(run, synchronize, batches, _RUNS)
+    found = run_times(run, synchronize, _LEAST_BATCHES, _RUNS)
+    if min(found) <= hopeless:
+        found += run_times(run, synchronize, batches - _LEAST_BATCHES, _RUNS)
+    return found
 
 
 def percentiles(values: Sequence[float], points: Sequence[int]) -> dict[str, float]:

@@ -91,7 +91,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     """A device on which a step takes a microsecond a block of `linear_few`, and a millisecond besides."""
     made = FakeDriver(memory=4 << 30)
 
-    def measure(run: Callable[[], object], synchronize: Callable[[], object]) -> list[float]:
+    def measure(run: Callable[[], object], synchronize: Callable[[], object], hopeless: float) -> list[float]:
         synchronize()
         before = len(made.executed)
         run()

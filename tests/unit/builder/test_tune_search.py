@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -33,11 +35,13 @@ class Made:
         self.faster, self.bad, self.lucky = faster, bad, lucky
         self.compiled: list[Choice] = []
         self.measured: list[Choice] = []
+        self.hopeless: list[float] = []
 
     def compile(self, choices: list[Choice]) -> None:
         self.compiled += choices
 
-    def microseconds(self, choice: Choice) -> float:
+    def microseconds(self, choice: Choice, hopeless: float = math.inf) -> float:
+        self.hopeless.append(hopeless)
         assert choice in self.compiled, "measured before it was compiled"
         if any(getattr(p, self.bad[0], None) == self.bad[1] for p in choice.values()):
             raise Refused("made to be")
@@ -84,6 +88,13 @@ def test_changes_that_make_the_step_faster_are_kept_and_add_up() -> None:
     assert (entry.sizes, entry.rows, entry.kind, entry.parameters) == (DEEP.sizes, 8, "", deep.parameters)
     assert entry.measured is not None
     assert (entry.measured.before_us, entry.measured.us, entry.measured.launches) == (970.0, 900.0, 24)
+
+
+def test_what_is_slower_than_the_best_so_far_is_not_measured_long() -> None:
+    bench = Made({(DEEP, "step", 128): 50.0})
+    found = search(bench, DEEP).run()
+    assert bench.hopeless[0] == math.inf, "the step as it was"
+    assert set(bench.hopeless) == {math.inf, 1000.0, found.us}
 
 
 def test_what_is_faster_once_only_is_luck() -> None:

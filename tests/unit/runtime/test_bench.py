@@ -102,6 +102,15 @@ def test_a_slow_run_is_measured_fewer_times(monkeypatch: pytest.MonkeyPatch) -> 
     assert timing.median_ms([0.001, 0.5, 0.002]) == 2
 
 
+@pytest.mark.parametrize(("hopeless", "batches"), [(0.0019, 3), (0.0021, 20), (float("inf"), 20)])
+def test_a_run_that_is_too_slow_for_its_purpose_is_measured_fewer_times(
+    monkeypatch: pytest.MonkeyPatch, hopeless: float, batches: int
+) -> None:
+    clock = iter(range(10_000))
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock) / 100)
+    assert timing.measure(lambda: None, lambda: None, hopeless) == pytest.approx([0.01 / 5] * batches)
+
+
 def worker() -> ReferenceWorker:
     return reference_worker(
         str(GOLDEN / "gqa-fp32"), buckets=(1, 4), prefill_buckets=(16,), max_context=64, max_requests=4, kv_blocks=16
