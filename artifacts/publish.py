@@ -26,6 +26,7 @@ from pathlib import Path
 
 from ouro_build.artifacts.errors import OutputError
 from ouro_build.artifacts.manifest import MANIFEST
+from ouro_build.artifacts.places import check_outside
 
 FOLDER_MODE = 0o755
 FILE_MODE = 0o444
@@ -69,6 +70,7 @@ def publishing(output: Path, *, force: bool = False) -> Iterator[Path]:
 def check_output(output: Path, *, force: bool) -> None:
     """Raise OutputError if `output` cannot be published. `force` lets an artifact or an empty folder be replaced."""
     where = str(output)
+    check_outside(output, where)
     if not output.absolute().parent.is_dir():
         raise OutputError("the folder it is to be in does not exist", where=where, hint="Create it first.")
     found = _status(output)

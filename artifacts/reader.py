@@ -131,6 +131,10 @@ def _inside(path: Path, where: str) -> str:
     return f"{path}: {where}" if where else str(path)
 
 
+MOST_MANIFEST = 64 << 20
+"""Bytes of a manifest at most: it is read whole. Those of thousands of images have some megabytes."""
+
+
 def _read_manifest(path: Path) -> bytes:
     if not path.is_dir():
         raise ArtifactError("not a folder: an artifact is one")
@@ -138,11 +142,15 @@ def _read_manifest(path: Path) -> bytes:
         # Asked before it is opened: a pipe would be waited for, and a link leads out of the artifact.
         if not stat.S_ISREG((path / MANIFEST).lstat().st_mode):
             raise ArtifactError("not an ordinary file", where=MANIFEST)
-        return (path / MANIFEST).read_bytes()
+        with (path / MANIFEST).open("rb") as file:
+            raw = file.read(MOST_MANIFEST + 1)
     except FileNotFoundError as error:
         raise ArtifactError("missing: this is no artifact, or an incomplete one", where=MANIFEST) from error
     except OSError as error:
         raise ArtifactError(f"cannot be read: {error.strerror}", where=MANIFEST) from error
+    if len(raw) > MOST_MANIFEST:
+        raise ArtifactError(f"more than {MOST_MANIFEST} bytes: no manifest is so long", where=MANIFEST)
+    return raw
 
 
 def _read(root: Path, record: FileRecord) -> bytes:

@@ -13,6 +13,7 @@ import click
 from ouro_build.artifacts.console import Output, require_extra, run
 from ouro_build.artifacts.errors import FitError, UsageError
 from ouro_build.artifacts.manifest import encode_manifest, identity
+from ouro_build.artifacts.places import check_outside
 from ouro_build.artifacts.reader import open_artifact
 from ouro_build.artifacts.records import CoverageRecord
 from ouro_build.artifacts.sizes import SIZE
@@ -115,6 +116,7 @@ def warm(artifact: Path, record: Path | None, weights: str | None, device: int, 
 
     files = open_artifact(artifact, "full")
     folder = files.observed_path if record is None else record
+    check_outside(folder, f"--record {folder}")
     out = Output(json=as_json)
     with progress("warming", shown=not as_json) as report:
         observed = warm_plans(files, folder, weights=weights, device=device, progress=report)
@@ -201,7 +203,8 @@ def report(
 
     if output is None and not text and not as_json:
         raise UsageError("nowhere to put the report", where="ouro-artifact report", hint="Give -o FILE.html, --text or --json.")
-    check_writable("-o", output)
+    older = {f"--against {path}": path for path in against}
+    check_writable("-o", output, {"--startup": startup, "--coverage": coverage, **older})
     opened = None if artifact is None else open_artifact(artifact, "sizes")
     gathered = gather(opened, record, startup, coverage, against)
     page, out = compose(gathered), Output(json=as_json)

@@ -17,6 +17,7 @@ from ouro_build.artifacts.errors import DeviceError
 from ouro_build.artifacts.fit import Fit, Machine, fit
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.manifest import MemoryPlan
+from ouro_build.artifacts.places import check_outside
 from ouro_build.artifacts.publish import check_output
 from ouro_build.artifacts.reader import open_artifact
 from ouro_build.artifacts.sizes import SIZE
@@ -161,6 +162,8 @@ def cli(
     )
     if not dry_run:
         check_output(output, force=force)  # before a model is fetched for nothing
+        if record is not None:
+            check_outside(record, f"--record {record}")
     preparation = prepare(spec)
     for note in (note for target in preparation.targets for note in target.notes):
         out.say(note)

@@ -144,8 +144,10 @@ def run_command(
     feed = _id_lists(feed_ids, "--feed-ids") if feed_ids else []
     if feed and len(feed) != len(prompts):
         raise UsageError(f"{len(feed)} lists for {len(prompts)} prompts", where=f"--feed-ids {feed_ids}")
-    for flag, path in (("--logits", logits), ("--coverage-out", coverage_out), ("--startup-out", startup_out)):
-        check_writable(flag, path)
+    written = {"--logits": logits, "--coverage-out": coverage_out, "--startup-out": startup_out}
+    read = {"--prompt-ids": prompt_ids, "--feed-ids": feed_ids, "--coverage-in": coverage_in}
+    for flag, path in written.items():
+        check_writable(flag, path, written | read)
     coverage = _coverage(coverage_in)
     start.clock.until_now("arguments")
     with load(
@@ -164,13 +166,13 @@ def run_command(
         out = Output(json=as_json)
         with serving_metrics(worker, metrics_port, out.say):
             outputs = worker.generate(prompts, max_tokens, ignore_eos=ignore_eos, feed=feed, logits=logits is not None)
+        out.data(_result(worker, outputs), lambda _: _drawn(outputs))  # first: what follows may fail
         if logits is not None:
             write_output(logits, _encode_logits(outputs))
         if coverage_out is not None:
             write_output(coverage_out, encode_record(worker.coverage()))
         if startup_out is not None:
             write_output(startup_out, encode_record(worker.startup()))
-        out.data(_result(worker, outputs), lambda _: _drawn(outputs))
         _tell(out, worker)
 
 

@@ -27,13 +27,15 @@ def needed_bytes(path: str | os.PathLike[str], part: str | None = None, kv_block
     """Bytes of every pool of the artifact at `path`, those of no bytes left out.
 
     `part` names the GPU, where there are several; `kv_blocks` is the number of KV blocks, by default as planned.
-    Raises UsageError for a part that it was not built for, and what `open_artifact` raises.
+    Raises UsageError for a part that it was not built for and for fewer than one block, and what `open_artifact` raises.
     """
+    if kv_blocks is not None and kv_blocks < 1:
+        raise UsageError(f"{kv_blocks}, at least 1 expected", where="kv_blocks")
     manifest = open_artifact(Path(path), "sizes").manifest
     target = manifest.targets[0] if part is None else manifest.target(part)
     if target is None or (part is None and len(manifest.targets) > 1):
         known = ", ".join(t.part.name for t in manifest.targets)
-        raise UsageError(f"the artifact was built for {known}", where=f"part {part}", hint="Name one of them.")
+        raise UsageError(f"the artifact was built for {known}", where=f"part {part}", hint="Name one of them, as part=.")
     sizes = {pool: target.memory.pool_bytes(pool, kv_blocks) for pool in Pool}
     return {pool: size for pool, size in sizes.items() if size}
 

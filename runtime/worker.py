@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -92,6 +93,7 @@ class Worker:
         self._coverage = CoverageCounter(declared_graphs(pools.index))
         self.traffic = Traffic()
         self._tokenizer = tokenizer
+        self._closed = False
         manifest = artifact.manifest
         missing = dict.fromkeys(pools.failures, Reason.GRAPH_RESTORE_FAILED)
         self.steps = Steps(
@@ -138,6 +140,8 @@ class Worker:
         with no output.
         """
         began = time.monotonic()
+        if isinstance(prompts, str | bytes):
+            raise RequestError("one text is given where a list of prompts is expected", hint="Give [text].")
         loops = self.steps.loops(depth)
         if len(feed) > len(prompts):
             raise RequestError(f"{len(feed)} lists of tokens to feed, {len(prompts)} prompts")
@@ -167,6 +171,9 @@ class Worker:
         `sparse` overrides the worker's.
         """
 
+        if self._closed:
+            raise RequestError("the worker is closed", hint="Load the artifact again.")
+
         def told(requests: Sequence[Request]) -> None:
             on_tokens(requests)
             self._pools.settle()
@@ -185,7 +192,7 @@ class Worker:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises RequestError for text that is none, or if the artifact carries no tokenizer."""
         if not isinstance(prompt, str):
-            return list(prompt)
+            return _ids(prompt)
         if self._tokenizer is None:
             raise RequestError("the artifact carries no tokenizer", hint="Give token ids: --prompt-ids FILE.json")
         try:
@@ -215,6 +222,7 @@ class Worker:
 
     def close(self) -> None:
         """Give back graphs, images and memory."""
+        self._closed = True
         self._pools.close()
 
     def __enter__(self) -> Worker:
@@ -233,6 +241,15 @@ class Worker:
 
     def _decode(self, ids: list[int]) -> str | None:
         return None if self._tokenizer is None else str(self._tokenizer.decode(ids))
+
+
+def _ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        if not any(isinstance(token, bool) for token in prompt):
+            return [index(token) for token in prompt]
+    except TypeError:
+        pass
+    raise RequestError("a prompt is text, or a list of token ids, which are whole numbers")
 
 
 def load(

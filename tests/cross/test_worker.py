@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 from urllib.request import urlopen
 
 import msgspec
@@ -19,6 +20,7 @@ from tokenizers.models import BPE
 
 from ouro_build.artifacts.console import exit_code
 from ouro_build.artifacts.errors import ArtifactError, CheckpointError, FitError, RequestError, UsageError
+from ouro_build.artifacts.reader import open_artifact
 from ouro_build.artifacts.records import CoverageRecord, Reason, StartupRecord, decode_record
 from ouro_build.builder.build import build
 from ouro_build.builder.cache import ImageCache
@@ -273,6 +275,49 @@ def test_a_record_that_cannot_be_written_is_an_error_that_names_it(artifact: Pat
         assert exit_code(cli, [str(a) for a in arguments]) == code
     assert Path("/dev/full").is_char_device()
     assert sorted(tmp_path.iterdir()) == [ids]
+
+
+@pytest.mark.parametrize("flag", ["--logits", "--coverage-out", "--startup-out"])
+def test_results_replace_neither_the_artifact_nor_one_another_nor_what_is_read(
+    artifact: Path, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = tmp_path / "ids.json"
+    ids.write_text("[[1, 2]]")
+    other = "--startup-out" if flag == "--coverage-out" else "--coverage-out"
+    for places, problem in (
+        ((flag, artifact / "weights.safetensors"), "lies in the artifact"),
+        ((flag, artifact / "x.json"), "lies in the artifact"),
+        ((flag, ids), "is also --prompt-ids"),
+        ((flag, tmp_path / "x", other, tmp_path / "x"), "is also --"),
+    ):
+        arguments = ["run", artifact, "--prompt-ids", ids, "--max-tokens", 1, *places]
+        assert exit_code(cli, [str(a) for a in arguments]) == 2
+        assert problem in capsys.readouterr().err
+    assert ids.read_text() == "[[1, 2]]"
+    assert sorted(tmp_path.iterdir()) == [ids]
+    open_artifact(artifact, "full")
+
+
+def test_tokens_are_printed_though_a_record_cannot_be_written(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = tmp_path / "ids.json"
+    ids.write_text("[[1, 2]]")
+    arguments = ["run", str(artifact), "--prompt-ids", str(ids), "--max-tokens", "2", "--ignore-eos"]
+    assert exit_code(cli, [*arguments, "--startup-out", "/dev/full"]) == 1
+    assert len(json.loads(capsys.readouterr().out)) == 2
+
+
+def test_what_is_no_list_of_prompts_is_refused_and_so_is_a_closed_worker(artifact: Path) -> None:
+    with load(artifact) as worker:
+        wrong: list[Any] = ["text", [[1.5]], [[True]], [["a"]], [None]]
+        for prompts in wrong:
+            with pytest.raises(RequestError, match="list of"):
+                worker.generate(prompts, 1)
+        numbers: list[Any] = [np.array([1, 2])]
+        assert worker.generate(numbers, 1)[0].ids == worker.generate([[1, 2]], 1)[0].ids
+    with pytest.raises(RequestError, match="the worker is closed"):
+        worker.generate([[1]], 1)
 
 
 def test_a_prompt_that_is_no_unicode_text_is_refused(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
