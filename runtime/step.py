@@ -79,9 +79,9 @@ class Steps:
         for at in range(len(prompt), len(prompt) + 15):
             tokens += [*steps.decode([RowInput(0, block=block(at))]).tokens]
 
-    The device keeps positions and block tables, and trusts them: a row's block must be bound before the row reaches it, and
-    stay bound. A row that never started or has reached `geometry.max_context` is left out; what is returned for it means
-    nothing.
+    The device keeps positions and block tables, and trusts them: blocks must be bound before a row reaches them, and stay so.
+    A row that never started, has no block at its position or has reached `geometry.max_context` is left out; what is returned
+    for it means nothing.
 
     What is submitted runs in order; only `result`, `collect`, `prefill`, `decode`, `coda` and `state` wait. State advances on
     the device: a row that keeps its slot needs no token from the host, so the next step may be submitted before this one

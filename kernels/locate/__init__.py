@@ -8,8 +8,9 @@ from ouro_build.kernels.spec import Kernel, Tolerance, next_power_of_2
 
 KERNEL = Kernel(
     name="locate",
-    contract=1,
-    writes=("blocks", "rotation"),
+    contract=2,
+    writes=("rows", "blocks", "rotation"),
+    updates=("rows",),
     tolerance=Tolerance(
         absolute={"float32": 2e-6},
         relative={"float32": 0.0},
@@ -23,6 +24,8 @@ def locate(
     part: Part, *, rows: Buffer, inv_freq: Buffer, block_tables: Buffer, blocks: Buffer, rotation: Buffer, block_size: int
 ) -> Launch:
     """`blocks[i]` = the KV block of the row's position; `rotation[i]` = cosines, then sines, of position * inv_freq.
+
+    A row at whose position no block is bound (-1 in its table) becomes inactive: it would write into memory of others.
 
     rows int32 [bucket, RECORD]; inv_freq float32 [half]; block_tables int32 [requests, blocks]; blocks int32 [bucket];
     rotation float32 [bucket, 2, half]. Angles are float32 products.

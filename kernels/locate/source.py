@@ -21,7 +21,10 @@ def locate(
     if tl.load(record) >= 0:
         position = tl.load(record + 1)
         request = tl.load(record + 3).to(tl.int64)
-        tl.store(blocks + row, tl.load(block_tables + request * TABLE_WIDTH + position // BLOCK_SIZE))
+        block = tl.load(block_tables + request * TABLE_WIDTH + position // BLOCK_SIZE)
+        tl.store(blocks + row, block)
+        if block < 0:
+            tl.store(record, -1)
         angle = position.to(tl.float32) * frequency
         to = rotation + row * (2 * HALF) + at
         tl.store(to, tl.cos(angle), mask=inside)

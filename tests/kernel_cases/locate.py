@@ -20,12 +20,12 @@ def inv_freq(half: int, device: str) -> Tensor:
 
 
 def case(dtype: str = "float32", device: str = "cpu", half: int = 16, last_position: int = 13) -> Case:
-    """Two rows of one request in different blocks, a hole, a row of another request at `last_position`."""
+    """Two rows of one request in different blocks, a hole, a row of another request at `last_position`, one without a block."""
     cache = Cache()
-    blocks, rotation = buffer("blocks", "int32", 4), buffer("rotation", "float32", 4, 2, half)
+    blocks, rotation = buffer("blocks", "int32", 5), buffer("rotation", "float32", 5, 2, half)
     launch = locate(
         PART,
-        rows=buffer("rows", "int32", 4, 8),
+        rows=buffer("rows", "int32", 5, 8),
         inv_freq=buffer("inv_freq", "float32", half),
         block_tables=cache.tables_buffer(),
         blocks=blocks,
@@ -33,12 +33,13 @@ def case(dtype: str = "float32", device: str = "cpu", half: int = 16, last_posit
         block_size=cache.block_size,
     )
     tensors = {
-        "rows": row_records([6, -1, 0, 2], device, position=[0, -1, 11, last_position], request=[0, -1, 0, 2]),
+        "rows": row_records([6, -1, 0, 2, 1], device, position=[0, -1, 11, last_position, 3], request=[0, -1, 0, 2, 1]),
         "inv_freq": inv_freq(half, device),
         "block_tables": cache.tables(device),
         "blocks": poisoned(blocks, device=device),
         "rotation": poisoned(rotation, device=device),
     }
+    tensors["block_tables"][1] = -1
     return Case(launch, tensors)
 
 

@@ -52,6 +52,21 @@ def test_values_that_nothing_has_never_reach_the_device(column: str, limit: int)
     worker().steps.describe([RowInput(**{**GOOD._asdict(), column: limit - 1})])
 
 
+def test_a_row_without_a_block_writes_no_keys_and_values() -> None:
+    """One that comes to a block that nobody bound, and one that starts in the middle of such a block."""
+    steps, memory = worker().steps, worker().memory
+    memory.fill(Pool.STATE, 0xFF)
+    size = steps.geometry.block_size
+    steps.decode([GOOD])
+    for _ in range(size - 1):
+        steps.decode([RowInput(0)])
+    before = memory.read(Pool.KV, 0, memory.size(Pool.KV)).copy()
+    steps.decode([RowInput(0), RowInput(1, token=5, position=size + 1, request=1)])
+    assert np.array_equal(memory.read(Pool.KV, 0, memory.size(Pool.KV)), before)
+    steps.decode([GOOD._replace(slot=1, request=1, block=1)])
+    assert not np.array_equal(memory.read(Pool.KV, 0, memory.size(Pool.KV)), before)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
