@@ -79,10 +79,6 @@ class Steps:
         for at in range(len(prompt), len(prompt) + 15):
             tokens += [*steps.decode([RowInput(0, block=block(at))]).tokens]
 
-    The device keeps positions and block tables, and trusts them: blocks must be bound before a row reaches them, and stay so.
-    A row that never started, has no block at its position or has reached `geometry.max_context` is left out; what is returned
-    for it means nothing.
-
     What is submitted runs in order; only `result`, `collect`, `prefill`, `decode`, `coda` and `state` wait. State advances on
     the device: a row that keeps its slot needs no token from the host, so the next step may be submitted before this one
     is read:
@@ -91,6 +87,10 @@ class Steps:
         while ...:
             following = steps.submit_decode([RowInput(slot, block=...) for slot in ...])  # runs while the host reads
             tokens, step = step.result().tokens, following
+
+    The device keeps positions and block tables, and trusts them: blocks must be bound before a row reaches them, and stay so.
+    A row that never started, has no block at its position or has reached `geometry.max_context` is left out; what is returned
+    for it means nothing.
 
     Rows are dense unless they are told otherwise. A sparse row has a reference slot and Mode.CAPTURE, named once:
 
