@@ -68,7 +68,10 @@ def publishing(output: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 def check_output(output: Path, *, force: bool) -> None:
-    """Raise OutputError if `output` cannot be published. `force` lets an artifact or an empty folder be replaced."""
+    """Raise OutputError if `output` cannot be published, UsageError if it is to lie in another artifact.
+
+    `force` lets an artifact or an empty folder be replaced.
+    """
     where = str(output)
     check_outside(output, where)
     if not output.absolute().parent.is_dir():

@@ -21,10 +21,7 @@ def check_writable(flag: str, path: Path | None, others: Mapping[str, Path | Non
     if path.is_dir() or not path.absolute().parent.is_dir():
         what = "is a folder" if path.is_dir() else "the folder it is to be in does not exist"
         raise UsageError(what, where=where, hint="Name a file in a folder that exists.")
-    try:
-        check_outside(path, where)
-    except OutputError as error:
-        raise UsageError(error.what, where=error.where, hint=error.hint) from error
+    check_outside(path, where)
     for other, taken in (others or {}).items():
         if other != flag and taken is not None and taken.resolve() == path.resolve():
             raise UsageError(f"is also {other}: what is there would be lost", where=where, hint="Name another file.")

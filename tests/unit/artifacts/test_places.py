@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from ouro_build.artifacts import reader
-from ouro_build.artifacts.errors import ArtifactError, OutputError
+from ouro_build.artifacts.errors import ArtifactError, UsageError
 from ouro_build.artifacts.places import check_outside
 from ouro_build.artifacts.publish import check_output
 from tests.artifact_maker import make_artifact
@@ -13,9 +13,9 @@ def test_nothing_is_put_into_an_artifact(tmp_path: Path) -> None:
     art = make_artifact(tmp_path / "a.ouro")
     (tmp_path / "link").symlink_to(art)
     for inside in (art / "x.json", art / "manifest.json", art / "plans" / "x", tmp_path / "link" / "x.json"):
-        with pytest.raises(OutputError, match=r"lies in the artifact .*a\.ouro"):
+        with pytest.raises(UsageError, match=r"lies in the artifact .*a\.ouro"):
             check_outside(inside, "-o")
-    with pytest.raises(OutputError, match="lies in the artifact"):
+    with pytest.raises(UsageError, match="lies in the artifact"):
         check_output(art / "inner.ouro", force=False)
     check_outside(tmp_path / "b.ouro", "-o")
     check_outside(art, "-o")
