@@ -20,7 +20,7 @@ from ouro_build.builder.output import write_file
 from ouro_build.builder.toolchain import find_toolchain
 from ouro_build.builder.tune_bench import Refused, StepBench
 from ouro_build.builder.tune_images import TriedImages
-from ouro_build.builder.tune_plans import Family, StepRecorder, check_same_kernels
+from ouro_build.builder.tune_plans import Family, StepPlans, StepRecorder, check_same_kernels
 from ouro_build.builder.tune_search import Found, Search
 from ouro_build.builder.tuned import check_tables
 from ouro_build.kernels.sites import Site
@@ -180,6 +180,7 @@ class _Tuning:
         if family == "decode":
             check_shape(geometry, rows, self._context, self._target.memory.kv_blocks, _FLAGS)
         self._say(f"{family}, {bucket} rows: {len(sites)} places")
+        self._say_spills(step)
         with ExitStack() as resources:
             bench = StepBench(
                 self._artifact, self._target, recorder, self._images, self._driver, self._options.weights, self._context
@@ -193,6 +194,16 @@ class _Tuning:
                     where=f"{self._artifact.path}: {family}, {bucket} rows",
                     hint="Start from another table, or from none.",
                 ) from refusal
+
+    def _say_spills(self, step: StepPlans) -> None:
+        """Say what of the step as it is spills: tables that were chosen with other versions of the compilers may have it so."""
+        self._images.compile(step.index.specializations)
+        most: dict[str, int] = {}
+        for specialization, size in self._images.spills(step.index.specializations).items():
+            most[specialization.kernel] = max(size, most.get(specialization.kernel, 0))
+        if most:
+            shown = ", ".join(f"{kernel} {size}" for kernel, size in sorted(most.items()))
+            self._say(f"the step as it is spills ({shown} bytes a thread): it is the start, and nothing else that spills runs")
 
     def _wanted(self, site: Site) -> bool:
         return not self._options.kernels or site.kernel in self._options.kernels

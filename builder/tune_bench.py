@@ -73,6 +73,7 @@ class StepBench:
         self.rows = min(recorder.bucket, geometry.max_requests) if recorder.family == "decode" else recorder.bucket
         self.context = context
         step = recorder.record({})
+        self._first = frozenset(step.index.specializations)
         blocks = self.rows * blocks_of(geometry, context) if recorder.family == "decode" else blocks_needed(geometry)
         self._values = load_time_values(artifact.manifest.kv, blocks, describe(driver).sm_count)
         sizes = pool_sizes(target.memory, blocks) | {Pool.WORKSPACE: _WORKSPACES * step.workspace}
@@ -100,9 +101,9 @@ class StepBench:
         """The median time of a step with `choice`, after its results were found right; of few runs if it takes longer than
         `hopeless` microseconds.
 
-        The first step that is measured is what others are held against. Raises Refused for a step whose images spill or exceed
-        a limit, that needs too much workspace, of which two runs leave different states, or that leaves another state than the
-        first.
+        The first step that is measured is what others are held against. Raises Refused for a step with images that exceed a
+        limit, or spill and are not of the step that tables choose, that needs too much workspace, of which two runs leave
+        different states, or that leaves another state than the first.
         """
         step = self._steps.get(frozenset(choice.items())) or self._recorder.record(choice)
         with self._loaded(step) as executor:
@@ -113,7 +114,7 @@ class StepBench:
     @contextmanager
     def _loaded(self, step: StepPlans) -> Iterator[GraphExecutor]:
         specializations = step.index.specializations
-        reason = self._images.refusal(specializations)
+        reason = self._images.refusal(specializations, self._first)
         if not reason and step.workspace > self._memory.size(Pool.WORKSPACE):
             reason = f"it needs {step.workspace} bytes of workspace, there are {self._memory.size(Pool.WORKSPACE)}"
         if reason:

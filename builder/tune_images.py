@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ouro_build.artifacts.errors import CompileError
@@ -17,7 +17,7 @@ from ouro_build.builder.toolchain import Toolchain
 
 @dataclass
 class TriedImages:
-    """Every image that was asked for so far, or why there is none."""
+    """Every image that was asked for so far, or why there is none that can be launched."""
 
     part: Part
     toolchain: Toolchain
@@ -41,20 +41,25 @@ class TriedImages:
             if reason:
                 self._refused[job.specialization] = reason
 
-    def refusal(self, specializations: Iterable[Specialization]) -> str:
-        """Why one of them must not run; empty if all may."""
-        return next((self._refused[s] for s in specializations if s in self._refused), "")
+    def spills(self, specializations: Iterable[Specialization]) -> dict[Specialization, int]:
+        """Those that were compiled for a table's configuration and spill, with the bytes of a thread."""
+        found = ((s, self._images[s].spills) for s in specializations if s.kernel in FORMS and s in self._images)
+        return {s: spilled for s, spilled in found if spilled}
+
+    def refusal(self, specializations: Sequence[Specialization], first: Collection[Specialization] = ()) -> str:
+        """Why one of them must not run; empty if all may. Those that the `first` step has may spill: it is what runs today."""
+        refused = next((self._refused[s] for s in specializations if s in self._refused), "")
+        spilled = self.spills(s for s in specializations if s not in first)
+        return refused or next((f"a thread spills {size} bytes" for size in spilled.values()), "")
 
     def images(self, specializations: Sequence[Specialization]) -> tuple[Image, ...]:
         """Their images, in order: all must have been compiled, and not refused."""
         return tuple(self._images[s] for s in specializations)
 
     def _reason(self, specialization: Specialization, image: Image) -> str:
-        """Kernels that no table configures are as the build has them: only the others can be refused."""
+        """Why it cannot be launched. Kernels that no table configures are as the build has them: none of those is refused."""
         if specialization.kernel not in FORMS:
             return ""
-        if image.spills:
-            return f"a thread spills {image.spills} bytes"
         try:
             check_limits(self.part, specialization, image)
         except CompileError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ouro_build.artifacts.errors import CompileError, UsageError
@@ -48,25 +48,29 @@ def check_tables(tables: Sequence[TuningTable], parts: Sequence[Part]) -> None:
 def chosen_entries(plans: Iterable[Plan], tuning: Tuning, tables: Sequence[TuningTable]) -> dict[Specialization, Entry]:
     """What the entries of `tables` shaped in `plans`, whose launch rules asked `tuning`."""
     given = {entry for table in tables for entry in table.entries}
-    chosen: dict[Specialization, Entry] = {}
-    for launch in (launch for plan in plans for launch in plan.launches):
-        site = site_of(launch)
-        entry = None if site is None else tuning.find(site)
-        if entry in given:
-            chosen[launch.specialization] = entry
-    return chosen
+    return {specialization: entry for specialization, entry in _found(plans, tuning) if entry in given}
 
 
-def unused_entries(chosen: Chosen, tables: Sequence[TuningTable]) -> tuple[str, ...]:
+def kept_shapes(chosen: Chosen, plain: Iterable[Plan]) -> frozenset[Specialization]:
+    """Those of `chosen` that `plain`, the plans without the given tables, launch too."""
+    return frozenset(launch.specialization for plan in plain for launch in plan.launches) & chosen.keys()
+
+
+def unused_entries(plans: Iterable[Plan], tuning: Tuning, tables: Sequence[TuningTable]) -> tuple[str, ...]:
     """A sentence for every table some of whose entries shaped nothing: such an entry is no error."""
-    used = set(chosen.values())
+    used = {entry for _, entry in _found(plans, tuning)}
     counts = [(t.name, len(t.entries), sum(e not in used for e in t.entries)) for t in tables]
     said = "{} of the {} entries of table {} are for shapes or rows that this build does not have"
     return tuple(said.format(left, every, repr(name)) for name, every, left in counts if left)
 
 
-def check_image(part: Part, specialization: Specialization, image: Image, chosen: Chosen) -> None:
-    """Raise CompileError if `image` is over a limit of `part`, or spills where an entry of a given table shaped it."""
+def check_image(
+    part: Part, specialization: Specialization, image: Image, chosen: Chosen, kept: Collection[Specialization] = ()
+) -> None:
+    """Raise CompileError if `image` is over a limit of `part`, or spills where an entry of a given table shaped it.
+
+    What is `kept` may spill: the build without the table has the same image, and tuning keeps what nothing was faster than.
+    """
     entry = chosen.get(specialization)
     if entry is None:
         check_limits(part, specialization, image)
@@ -75,8 +79,17 @@ def check_image(part: Part, specialization: Specialization, image: Image, chosen
         check_limits(part, specialization, image)
     except CompileError as error:
         raise entry_error(entry, part.arch, error.what) from error
-    if image.spills:
+    if image.spills and specialization not in kept:
         raise entry_error(entry, part.arch, f"a thread spills {image.spills} bytes on {part.arch}")
+
+
+def _found(plans: Iterable[Plan], tuning: Tuning) -> Iterator[tuple[Specialization, Entry]]:
+    """Launches and the entries that their rules found; several may come to one specialisation."""
+    for launch in (launch for plan in plans for launch in plan.launches):
+        site = site_of(launch)
+        entry = None if site is None else tuning.find(site)
+        if entry is not None:
+            yield launch.specialization, entry
 
 
 def entry_error(entry: Entry, arch: str, what: str) -> CompileError:

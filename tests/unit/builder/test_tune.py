@@ -166,6 +166,68 @@ def test_refused_images_are_never_loaded(
     assert found.steps[0].sites[0].refused > 0
 
 
+def some_spill(
+    wanted: Sequence[Job], cache: ImageCache, workers: int, progress: Any = None, refused: dict[str, CompileError] | None = None
+) -> Compiled:
+    """As a compiler may that the shipped table was not chosen with."""
+    made = dict(compile_images(wanted, cache, workers, progress, refused).images)
+    for job in wanted:
+        size = spilled(job.specialization)
+        if size and job.key in made:
+            made[job.key] = msgspec.structs.replace(made[job.key], spills=size)
+    return Compiled(made, 0)
+
+
+def spilled(specialization: Specialization) -> int:
+    """Narrow tiles of `linear_few`, and `linear_silu` with the registers of the shipped table."""
+    if specialization.kernel == "linear_few" and dict(specialization.constants)["BLOCK_N"] == 16:
+        return 112
+    return 8 if specialization.kernel == "linear_silu" and specialization.options.maxnreg == 168 else 0
+
+
+def test_a_start_that_spills_is_measured_and_improved(
+    artifact: Artifact, tmp_path: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_images, "compile_images", some_spill)
+    said: list[str] = []
+    found = tuned(artifact, tmp_path, api, said.append, kernels=("linear_few", "linear_silu"), buckets=(2,))
+    (step,) = found.steps
+    assert step.us < step.before_us
+    assert sum("the step as it is spills (linear_few 112, linear_silu 8 bytes a thread)" in line for line in said) == 1
+    assert any("refused" in line and line.endswith("a thread spills 112 bytes") for line in said)
+    table = decode_table((tmp_path / "t.json").read_bytes(), "t")
+    assert {(site.kernel, bool(site.changed)) for site in step.sites} == {("linear_few", True), ("linear_silu", False)}
+    monkeypatch.setattr(build_module, "compile_images", some_spill)
+    monkeypatch.setattr(build_module, "find_toolchain", lambda parts: TOOLCHAIN)
+    spec = BuildSpec("preset:tiny", find_parts(["sm_90"]), (2,), (16,), max_context=64, tuning=(table,))
+    preparation = prepare(spec)
+    assert {s.kernel for s in preparation.targets[0].kept} == {"linear_silu"}
+    build_module.build(preparation, tmp_path / "b.ouro", cache=ImageCache(tmp_path / "images"), workers=1)
+
+
+def test_a_step_that_does_not_spill_says_nothing_of_it(artifact: Artifact, tmp_path: Path, api: FakeDriver) -> None:
+    said: list[str] = []
+    tuned(artifact, tmp_path, api, said.append, kernels=("linear_rope",), buckets=(1,))
+    assert not [line for line in said if line.startswith("the step as it is")]
+
+
+def test_a_start_that_cannot_be_launched_is_refused(
+    artifact: Artifact, tmp_path: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_images, "compile_images", some_spill)
+    monkeypatch.setattr(tune_images, "check_limits", refuse_eight_warps)
+    with pytest.raises(BuildError, match="the step as it is must not be used: too many warps") as caught:
+        tuned(artifact, tmp_path, api, kernels=("linear_few",), buckets=(1,))
+    assert caught.value.hint == "Start from another table, or from none."
+    assert api.live() == {}
+    assert not (tmp_path / "t.json").exists()
+
+
+def refuse_eight_warps(part: object, specialization: Specialization, image: Image) -> None:
+    if specialization.options.num_warps == 8:
+        raise CompileError("too many warps")
+
+
 def refuse_two_warps(part: object, specialization: Specialization, image: Image) -> None:
     if specialization.options.num_warps == 2:
         raise CompileError("too few warps")
@@ -179,6 +241,18 @@ def test_every_family_and_what_is_settled_stays_so(artifact: Artifact, tmp_path:
     assert prefill == {"attention_prefill"}
     again = decode_table((tmp_path / "t.json").read_bytes(), "t")
     assert len({e.place for e in again.entries}) == len(again.entries)
+
+
+def test_every_bucket_has_its_own_entries(artifact: Artifact, tmp_path: Path, api: FakeDriver) -> None:
+    tuned(artifact, tmp_path, api, kernels=("linear_few", "linear_rope", "linear_silu"), buckets=(1, 2))
+    table = decode_table((tmp_path / "t.json").read_bytes(), "t")
+    places = {rows: {(e.kernel, e.sizes) for e in table.entries if e.rows == rows} for rows in (1, 2)}
+    assert places[1] == places[2]
+    assert len(table.entries) == 2 * len(places[1])
+    spec = BuildSpec("preset:tiny", find_parts(["sm_90"]), (1, 2), (16,), max_context=64, tuning=(table,))
+    (target,) = prepare(spec).targets
+    assert target.notes == ()
+    assert {dict(s.constants)["ROWS"] == entry.rows for s, entry in target.chosen.items()} == {True}
 
 
 def test_the_same_search_writes_the_same_table(artifact: Artifact, tmp_path: Path, api: FakeDriver) -> None:

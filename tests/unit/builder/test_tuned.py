@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,8 @@ from ouro_build.builder.cli import cli
 from ouro_build.builder.plan_target import prepare
 from ouro_build.builder.spec import BuildSpec
 from ouro_build.builder.tuned import check_image, check_tables, read_tables
+from ouro_build.kernels.candidates import configuration
+from ouro_build.kernels.sites import attention_site, matrix_site
 from ouro_build.kernels.tuning import shipped
 from tests.unit.artifacts.test_tuning import SHAPE, TABLE
 
@@ -48,6 +51,16 @@ def test_an_entry_shapes_its_images_and_the_rest_is_noted() -> None:
     assert type(target.part) is type(H200)
 
 
+def test_entries_of_several_buckets_that_come_to_one_image_are_all_used() -> None:
+    site = attention_site("attention_decode", 1, 4, 4, 16, "bfloat16")
+    entries = tuple(
+        Entry(kernel=site.kernel, bits=16, rows=rows, sizes=site.sizes, parameters=configuration(H200, site)) for rows in (1, 2)
+    )
+    both = replace(spec(), buckets=(1, 2), tuning=(msgspec.structs.replace(GIVEN, entries=entries),))
+    (target,) = prepare(both).targets
+    assert (len(target.chosen), target.notes) == (1, ())
+
+
 def test_other_parts_keep_the_shipped_tables() -> None:
     here, there = prepare(spec(GIVEN, parts=("h200", "dgx-spark"))).targets
     assert len(here.chosen) == 1
@@ -75,6 +88,19 @@ def test_what_an_entry_needs_is_held_against_the_part() -> None:
         assert caught.value.where == "--tuning: entry 'linear_few, 16 bits, 64 × 64, 1 rows'"
         assert "Tune on sm_90 again" in caught.value.hint
     check_image(H200, chosen, msgspec.structs.replace(IMAGE, spills=8), {})
+
+
+def test_an_entry_that_changes_nothing_may_spill_and_must_fit() -> None:
+    site = matrix_site("linear_few", 1, 64, 64, "bfloat16")
+    same = msgspec.structs.replace(MINE, parameters=configuration(H200, site))
+    (target,) = prepare(spec(msgspec.structs.replace(GIVEN, entries=(same,)))).targets
+    (chosen,) = target.kept
+    assert target.chosen == {chosen: same}
+    check_image(H200, chosen, msgspec.structs.replace(IMAGE, spills=8), target.chosen, target.kept)
+    with pytest.raises(CompileError, match="bytes of shared memory"):
+        check_image(H200, chosen, msgspec.structs.replace(IMAGE, shared=300 << 10), target.chosen, target.kept)
+    (other,) = prepare(spec(GIVEN)).targets
+    assert other.kept == frozenset()
 
 
 def test_files(tmp_path: Path) -> None:
