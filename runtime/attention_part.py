@@ -1,7 +1,8 @@
 """The attention of a loop as plans of their own: what is timed where attention is compared with attention.
 
 They are made from the stored plans of `recurrent`, as data: the same launches, images and arguments, without the launches
-that are not attention. So every executor runs them as it runs any plan.
+that are not attention. So every executor runs them as it runs any plan. Only their queries lie elsewhere: nothing makes them
+anew, and in the workspace what a plan does after its last attention, or another plan, would write over them.
 """
 
 from __future__ import annotations
@@ -12,38 +13,64 @@ import msgspec
 
 from ouro_build.artifacts.columns import Columns, GraphEntry, GraphStep, PlanIndex, decode, encode
 from ouro_build.artifacts.manifest import TargetRecord
-from ouro_build.artifacts.plan import Edge, Launch, Plan, ProgramKey
+from ouro_build.artifacts.plan import Argument, Buffer, Edge, Launch, Plan, ProgramKey
 from ouro_build.artifacts.reader import Artifact
 
 PROGRAM = "attention"
 """The program of the plans made here; mode and bucket are those of the `recurrent` that they are the attention of."""
 _NAMES = ("attention_", "retained_merge", "route_rows", "split_contexts")
 _ROWS = "resolve"
+_QUERIES = f"{PROGRAM}:"
 
 
 def with_attention(index: PlanIndex, columns: Columns) -> tuple[PlanIndex, Columns]:
     """The same plans, and after them one of PROGRAM for every plan of `recurrent`."""
     plans = decode(index, columns)
-    parts = [attention_part(plan) for plan in plans if plan.key.program == "recurrent"]
-    made, numbers = encode((*plans, *parts), index.buffers, index.load_time)
+    logits = next(buffer for buffer in index.buffers if buffer.name == "logits")
+    parts = [attention_part(plan, logits) for plan in plans if plan.key.program == "recurrent"]
+    queries = dict.fromkeys(b for plan in parts for launch in plan.launches for _, b in launch.buffers() if _moved(b))
+    made, numbers = encode((*plans, *parts), (*index.buffers, *queries), index.load_time)
     first = len(plans)
     graphs = tuple(GraphEntry(part.key, (GraphStep(first + i),)) for i, part in enumerate(parts))
     return msgspec.structs.replace(made, graphs=(*index.graphs, *graphs)), numbers
 
 
-def attention_part(plan: Plan) -> Plan:
+def attention_part(plan: Plan, place: Buffer) -> Plan:
     """What `plan` launches for attention, and before it what finds the rows; each launch follows the one before it.
 
-    Queries are those that the workspace happens to hold. No loop is entered or left.
+    Queries are what the buffer at `place` holds, which must be as large: no plan made here writes there. No loop is entered
+    or left.
     """
     kept = [x for x in plan.launches if x.specialization.kernel == _ROWS or x.specialization.kernel.startswith(_NAMES)]
-    launches = tuple(msgspec.structs.replace(x, after=_after(x, at)) for at, x in enumerate(kept))
+    launches = tuple(_with_queries(x, place, _after(x, at)) for at, x in enumerate(kept))
     return Plan(msgspec.structs.replace(plan.key, program=PROGRAM), launches)
+
+
+def _with_queries(launch: Launch, place: Buffer, after: tuple[tuple[int, Edge], ...]) -> Launch:
+    own = [buffer for name, buffer in launch.buffers() if name == "q"]
+
+    def argument(value: Argument) -> Argument:
+        if not isinstance(value, Buffer) or value not in own:
+            return value
+        if value.bytes > place.bytes:
+            raise ValueError(f"{value.name} has {value.bytes} bytes, {place.name} {place.bytes}")
+        return msgspec.structs.replace(value, name=_QUERIES + value.name, pool=place.pool, offset=place.offset)
+
+    return msgspec.structs.replace(launch, arguments=tuple(argument(value) for value in launch.arguments), after=after)
+
+
+def _moved(buffer: Buffer) -> bool:
+    return buffer.name.startswith(_QUERIES)
 
 
 def _after(launch: Launch, at: int) -> tuple[tuple[int, Edge], ...]:
     edge = Edge.PROGRAMMATIC if launch.specialization.options.programmatic else Edge.FULL
     return ((at - 1, edge),) if at else ()
+
+
+def queries(index: PlanIndex, bucket: int) -> Buffer:
+    """Where the queries of that bucket lie, [bucket, heads, head_dim], for every mode. They outlive all but a `coda`."""
+    return next(buffer for buffer in index.buffers if _moved(buffer) and buffer.sizes[0] == bucket)
 
 
 def attention_key(bucket: int, mode: str) -> ProgramKey:

@@ -9,14 +9,14 @@ import msgspec
 from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
-from ouro_build.artifacts.plan import Pool, ProgramKey
+from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import Artifact
 from ouro_build.artifacts.records import BenchCheck, SparseBenchRecord, SparseLine
 from ouro_build.artifacts.retention import retained_counts
 from ouro_build.artifacts.rows import SOURCE_LOOP
-from ouro_build.runtime.attention_part import AttentionArtifact, attention_key
+from ouro_build.runtime.attention_part import AttentionArtifact, attention_key, queries
 from ouro_build.runtime.bench import Bench, Shape, bucket_of, check_of, path_notes, step_bytes
-from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_rate, vary
+from ouro_build.runtime.bench_step import DecodeStep, blocks_of, check_shape, read_rate, vary_buffer
 from ouro_build.runtime.machine import device_record, probe
 from ouro_build.runtime.mixed_trial import MixedTrial
 from ouro_build.runtime.paths import Choice, choose_path
@@ -186,7 +186,7 @@ class _SparseBench(Bench):
         """Milliseconds of the attention of one loop in each of `modes`, for the rows of `step`."""
         keys = [attention_key(bucket_of(self.artifact.manifest, step.rows), mode) for mode in modes]
         executor = pools.executors[0]
-        vary(pools.memory, Pool.WORKSPACE, self.artifact.manifest.model.dtype)  # queries
+        vary_buffer(pools.memory, queries(pools.index, bucket_of(self.artifact.manifest, step.rows)))
         step.start()
 
         def run() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
-from ouro_build.artifacts.plan import Pool, ProgramKey
+from ouro_build.artifacts.plan import Buffer, Pool, ProgramKey
 from ouro_build.artifacts.rows import Mode
 from ouro_build.runtime.batch import RowInput
 from ouro_build.runtime.coverage import CoverageCounter
@@ -142,11 +144,22 @@ class DecodeStep:
 
 def vary(memory: Memory, pool: Pool, dtype: str) -> None:
     """Fill the pool with values of `dtype` from a standard normal distribution, which repeat after `_PATTERN`."""
-    values = np.random.default_rng(2).standard_normal(_PATTERN, np.float32)
-    raw = (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values  # its upper half
+    raw = _normal(dtype, _PATTERN)
     size = min(raw.nbytes, memory.size(pool))
-    memory.write(pool, 0, raw.view(np.uint8)[:size])
+    memory.write(pool, 0, raw[:size])
     memory.repeat(pool, size)
+
+
+def vary_buffer(memory: Memory, buffer: Buffer) -> None:
+    """Fill the buffer with such values."""
+    memory.write(buffer.pool, buffer.offset, _normal(buffer.dtype, math.prod(buffer.sizes)))
+
+
+def _normal(dtype: str, count: int) -> NDArray[np.uint8]:
+    values = np.random.default_rng(2).standard_normal(count, np.float32)
+    # bfloat16 is the upper half of float32.
+    raw = (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.astype(DTYPES[dtype].storage)
+    return raw.view(np.uint8)
 
 
 def steps_over(

@@ -13,8 +13,8 @@ from ouro_build.artifacts.plan_checks import check_graphs
 from ouro_build.artifacts.rows import ReferenceRecord
 from ouro_build.builder.buffers import kv_layout
 from ouro_build.builder.sparse_spec import SparseSpec
-from ouro_build.runtime.attention_part import PROGRAM, attention_key, with_attention
-from ouro_build.runtime.bench_step import DecodeStep, vary
+from ouro_build.runtime.attention_part import PROGRAM, attention_key, queries, with_attention
+from ouro_build.runtime.bench_step import DecodeStep, vary_buffer
 from ouro_build.runtime.load_time import load_time_values
 from ouro_build.runtime.pools import Pools
 from ouro_build.runtime.reference import ReferenceExecutor
@@ -34,7 +34,7 @@ def test_the_stored_plans_stay_and_images_are_shared() -> None:
     target = worker().preparation.targets[0]
     made, columns = with_attention(target.index, target.columns)
     assert made.specializations == target.index.specializations
-    assert made.buffers == target.index.buffers
+    assert made.buffers[: len(target.index.buffers)] == target.index.buffers
     assert made.plans[: len(target.index.plans)] == target.index.plans
     assert made.graphs[: len(target.index.graphs)] == target.index.graphs
     check_graphs(made, columns_from_bytes(made, columns.to_bytes(), "plans"), "plans")
@@ -62,13 +62,16 @@ def test_they_run_over_rows_that_are_described_as_for_a_step(rows: int) -> None:
     executor = ReferenceExecutor(index, columns, made.memory, values)
     pools = Pools(index, made.memory, made.kv_blocks, (executor,), {}, lambda: None)
     step = DecodeStep(model, geometry, pools, rows, 50, sparse=True, varied=True)
-    vary(made.memory, Pool.WORKSPACE, model.dtype)
-    step.start()
     bucket = next(b for b in geometry.buckets if b >= rows)
+    asked = queries(index, bucket)
+    vary_buffer(made.memory, asked)
+    written = made.memory.read(asked.pool, asked.offset, asked.bytes)
+    step.start()
     before = made.steps.state("row_state")
     for mode in ("dense", "capture", "consume", "consume"):
         executor.run(attention_key(bucket, mode))
     assert np.array_equal(made.steps.state("row_state"), before), "no loop is entered"
+    assert np.array_equal(made.memory.read(asked.pool, asked.offset, asked.bytes), written), "nothing writes over the queries"
     records = made.steps.state("reference_records")[:rows]
     assert (records[..., ReferenceRecord.COUNT] == 5).all()
     keys = made.steps.state("reference_keys")[:rows, ..., :5]
