@@ -32,8 +32,8 @@ def single_head(
     d = tl.arange(0, HEAD_DIM)
     query = tl.load(q + d).to(tl.float32) * scale
     at = keys + key_offsets(block, lane, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
-    k = tl.load(at, mask=(lane < end)[:, None], other=0.0)
-    v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0)
+    k = tl.load(at, mask=(lane < end)[:, None], other=0.0, eviction_policy="evict_first")
+    v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0, eviction_policy="evict_first")
     block = tl.load(table + (lane + TILE) // BLOCK_SIZE, mask=lane + TILE < end, other=0)
     top = tl.full((TILE,), FLOOR, tl.float32)
     total = tl.zeros((TILE,), tl.float32)
@@ -42,8 +42,8 @@ def single_head(
         lane = start + tl.arange(0, TILE)
         after = lane + TILE
         at = keys + key_offsets(block, after, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
-        next_k = tl.load(at, mask=(after < end)[:, None], other=0.0)
-        next_v = tl.load(at + VALUES, mask=(after < end)[:, None], other=0.0)
+        next_k = tl.load(at, mask=(after < end)[:, None], other=0.0, eviction_policy="evict_first")
+        next_v = tl.load(at + VALUES, mask=(after < end)[:, None], other=0.0, eviction_policy="evict_first")
         block = tl.load(table + (after + TILE) // BLOCK_SIZE, mask=after + TILE < end, other=0)
         score = tl.where(lane < end, tl.sum(k.to(tl.float32) * query[None, :], 1), float("-inf"))
         if SCORES:
