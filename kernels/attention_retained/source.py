@@ -18,9 +18,9 @@ def gather(
 ):  # fmt: skip
     """Attention of one head over `retained` positions `first` … `end` - 1, with their `scores` or with keys and `q`.
 
-    Every lane of the tile keeps its own maximum, sum and accumulator. Keys and values are read once, and leave the cache to what
-    is read again: positions, scores, block ids. A position, its KV block and its values hang on each
-    other: while one tile is used the values of the next are under way, and the block ids and positions of those after it.
+    Every lane of the tile keeps its own maximum, sum and accumulator. Keys and values are read once, and leave the cache to
+    what is read again: positions, scores, block ids. A position, its KV block and its values hang on each other: while one tile
+    is used the values of the next are under way, and the block ids and positions of those after it.
     """
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
     lane = first + tl.arange(0, TILE)
