@@ -15,6 +15,7 @@ KERNEL = Kernel(
         relative={"float32": 1e-4},
         reason="exponentials in float32, summed in another order; the keys and the output are equal",
     ),
+    layered=("reference_records", "reference_mass", "reference_keys", "reference_output"),
 )
 
 # All scores of a head are searched where they lie, in registers; those of a longer context are read in every pass.

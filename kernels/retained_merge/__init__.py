@@ -16,6 +16,7 @@ KERNEL = Kernel(
         reason="the splits are summed in another order; near a rounding boundary a half-width result may be the neighbour",
     ),
     updates=("reference_contribution",),
+    layered=("reference_records", "reference_mass", "reference_output", "reference_contribution"),
 )
 
 
