@@ -81,7 +81,7 @@ class SparseAttention:
 
         def attend(q: Buffer, out: Buffer, layer: int) -> None:
             scores = self._select(recorder, contexts, rows, q, out, layer)
-            self._retained(recorder, rows, None, scores, None, layer)
+            self._retained(recorder, rows, None, scores, out, layer)
 
         return attend
 
@@ -156,14 +156,14 @@ class SparseAttention:
         )  # fmt: skip
         recorder.add(attention_merge(part, counts=contexts.counts, partial=partial, sums=sums, out=out))
         recorder.add(
-            attention_select(part, rows=chosen, counts=contexts.counts, scores=scores, sums=sums, out=out,
+            attention_select(part, rows=chosen, counts=contexts.counts, scores=scores, sums=sums,
                              retained_counts=r.retained_counts, reference_records=r.records, reference_mass=r.mass,
-                             reference_keys=r.keys, reference_output=r.output, layer=layer)
+                             reference_keys=r.keys, layer=layer)
         )  # fmt: skip
         return scores
 
     def _retained(
-        self, recorder: Recorder, rows: Buffer, q: Buffer | None, scores: Buffer | None, out: Buffer | None, layer: int
+        self, recorder: Recorder, rows: Buffer, q: Buffer | None, scores: Buffer | None, out: Buffer, layer: int
     ) -> None:
         """Attention of `rows` to their retained keys: with `scores` of those that capture, with `q` of those that consume."""
         m, b, part, r = self._model, self._buffers, self._part, self._buffers.references
@@ -180,6 +180,6 @@ class SparseAttention:
         )  # fmt: skip
         recorder.add(
             retained_merge(part, rows=rows, partial=partial, sums=sums, reference_records=r.records, reference_keys=r.keys,
-                           reference_mass=r.mass, reference_output=r.output, reference_contribution=r.contribution, out=out,
-                           layer=layer, captures=scores is not None)
+                           reference_mass=r.mass, reference_output=r.output, reference_contribution=r.contribution,
+                           attended=None if scores is None else out, out=None if q is None else out, layer=layer)
         )  # fmt: skip

@@ -49,6 +49,19 @@ def test_capture_gives_the_dense_output_bit_for_bit(shape: tuple[int, int, int])
     assert bits(scene.run(CAPTURED, "capture")).equal(bits(scene.run(CAPTURED, "dense")))
 
 
+@pytest.mark.parametrize("mode", ["capture", "mixed"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_every_slot_remembers_its_own_rows_output(dtype: str, mode: str) -> None:
+    """In float32, bit for bit, at its layer; what no row names stays as it was."""
+    scene = Scene(dtype, shape=(6, 2, 16))
+    want = scene.remembered["reference_output"]
+    out = scene.run(CAPTURED, mode)
+    for i, row in enumerate(CAPTURED):
+        if row is not None:
+            want[row.slot, LAYER] = out[i].float()
+    assert bits(scene.remembered["reference_output"]).equal(bits(want))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_consuming_at_the_source_loop_gives_the_output_back(shape: tuple[int, int, int]) -> None:
     scene = Scene(shape=shape)
