@@ -222,8 +222,8 @@ class SparseAttention:
         )  # fmt: skip
         merge = retained_merge(
             part, rows=rows, partial=partial, sums=sums, reference_records=r.records, reference_keys=r.keys,
-            reference_mass=r.mass, reference_output=r.output, reference_contribution=r.contribution, out=out, layer=layer,
-            captures=scores is not None, consumes=q is not None,
+            reference_mass=r.mass, reference_output=r.output, reference_contribution=r.contribution,
+            attended=None if scores is None else out, out=None if q is None else out, layer=layer,
         )  # fmt: skip
         return retained, merge
 

@@ -13,11 +13,14 @@ GUESSES = tl.constexpr(10)
 
 
 @triton.jit
-def split_maxima(sums, count, SPLIT_TILE: tl.constexpr):
-    """The maxima of a head's splits, -inf past those that count, and of which lanes they are."""
+def joined(sums, count, SPLIT_TILE: tl.constexpr):
+    """(M, total): the largest score of a head, and the sum of exp(score - M) over all of them, from those of its splits."""
     split = tl.arange(0, SPLIT_TILE)
     written = split < tl.load(count)
-    return tl.load(sums + split * 2, mask=written, other=float("-inf")), written
+    maximum = tl.load(sums + split * 2, mask=written, other=float("-inf"))
+    total = tl.load(sums + split * 2 + 1, mask=written, other=0.0)
+    top = tl.max(maximum, 0)
+    return top, tl.sum(total * tl.exp(maximum - top), 0)
 
 
 @triton.jit
@@ -108,10 +111,16 @@ def threshold_of(scores, n, k, top, guess, step, SCORES: tl.constexpr, TILE: tl.
 
 
 @triton.jit
+def by_fours(x, TILE: tl.constexpr):
+    """Sums of four neighbours each: those that a thread holds, so that it keeps one sum in the place of four."""
+    return tl.sum(tl.reshape(x, (TILE // 4, 4)), 1)
+
+
+@triton.jit
 def write_above(scores, keys, n, threshold, top, TILE: tl.constexpr):
     """The places of all scores from `threshold` on, in ascending order; returns a lane's sum of exp(score - top) over them."""
     lane = tl.arange(0, TILE)
-    mass = tl.zeros((TILE,), tl.float32)
+    mass = tl.zeros((TILE // 4,), tl.float32)
     first = n * 0
     score = tl.load(scores + lane, mask=lane < n, other=0.0)
     for start in range(0, n, TILE):
@@ -120,7 +129,7 @@ def write_above(scores, keys, n, threshold, top, TILE: tl.constexpr):
         chosen = (at < n) & (score >= threshold)
         one = chosen.to(tl.int32)
         tl.store(keys + first + tl.cumsum(one, 0) - one, at, mask=chosen)
-        mass += tl.where(chosen, tl.exp(score - top), 0.0)
+        mass += by_fours(tl.where(chosen, tl.exp(score - top), 0.0), TILE)
         first += tl.sum(one, 0)
         score = later
     return mass
@@ -130,7 +139,7 @@ def write_above(scores, keys, n, threshold, top, TILE: tl.constexpr):
 def write_with_ties(scores, keys, n, k, threshold, ties, top, TILE: tl.constexpr):
     """As `write_above`, of the scores above `threshold` and the first `ties` of those equal to it, `k` in all."""
     lane = tl.arange(0, TILE)
-    mass = tl.zeros((TILE,), tl.float32)
+    mass = tl.zeros((TILE // 4,), tl.float32)
     first = n * 0
     tied = n * 0
     for start in range(0, n, TILE):
@@ -145,7 +154,7 @@ def write_with_ties(scores, keys, n, k, threshold, ties, top, TILE: tl.constexpr
         chosen = higher | (equal & (equal_before < ties))
         index = first + higher_before + tl.minimum(equal_before, ties)
         tl.store(keys + index, at, mask=chosen & (index < k))
-        mass += tl.where(chosen, tl.exp(score - top), 0.0)
+        mass += by_fours(tl.where(chosen, tl.exp(score - top), 0.0), TILE)
         last = tl.sum(higher.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
         first += last & 0xFFFF
         tied += last >> 16
@@ -154,30 +163,24 @@ def write_with_ties(scores, keys, n, k, threshold, ties, top, TILE: tl.constexpr
 
 @triton.jit
 def attention_select(
-    rows, counts, scores, sums, out, retained_counts, reference_records, reference_mass, reference_keys, reference_output,
-    layer, SLOTS: tl.constexpr, LAYERS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CAPACITY: tl.constexpr,
-    SCORES: tl.constexpr, MOST: tl.constexpr, SPLIT_TILE: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr,
+    rows, counts, scores, sums, retained_counts, reference_records, reference_mass, reference_keys, layer,
+    SLOTS: tl.constexpr, LAYERS: tl.constexpr, HEADS: tl.constexpr, CAPACITY: tl.constexpr, SCORES: tl.constexpr,
+    MOST: tl.constexpr, SPLIT_TILE: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
     wait(PROGRAMMATIC)
     row = tl.program_id(0)
     head = tl.program_id(1)
-    slot = slot_of(rows + row * 8, SLOTS)
-    if slot >= 0:
-        n = tl.load(rows + row * 8 + 1) + 1
+    record = rows + row * 8
+    row_head = row.to(tl.int64) * HEADS + head
+    scores += row_head * SCORES
+    if slot_of(record, SLOTS) >= 0:
+        n = tl.load(record + 1) + 1
         k = tl.load(retained_counts + n)
-        row_head = row.to(tl.int64) * HEADS + head
-        slot_layer = slot.to(tl.int64) * LAYERS + layer
-        place = slot_layer * HEADS + head
-        d = tl.arange(0, HEAD_DIM)
-        tl.store(reference_output + place * HEAD_DIM + d, tl.load(out + row_head * HEAD_DIM + d).to(tl.float32))
-        if head == 0:
-            tl.store(reference_records + slot_layer * 2, tl.load(rows + row * 8 + 6))
-            tl.store(reference_records + slot_layer * 2 + 1, k)
-        scores += row_head * SCORES
-        maxima, written = split_maxima(sums + row_head * MOST * 2, counts + row, SPLIT_TILE)
-        top = tl.max(maxima, 0)
+        top, total = joined(sums + row_head * MOST * 2, counts + row, SPLIT_TILE)
+        # A quotient is one value to hold over the search; the last step of the total's sum would be put off until after it.
+        share = 1.0 / total
         guess, deviation = guess_of(scores, n, k, TILE // 4)
         step = deviation * 0.125
         if n <= HELD // 4:
@@ -188,14 +191,18 @@ def attention_select(
             threshold, exact, ties = threshold_of(scores, n, k, top, guess, step, SCORES, HELD, True)
         else:
             threshold, exact, ties = threshold_of(scores, n, k, top, guess, step, SCORES, HELD // 4, False)
-        keys = reference_keys + place * CAPACITY
+        # The row is asked again, from here on and once more below: held meanwhile, what it says would take registers from the
+        # loops. The barrier keeps the compiler from taking the answers for those from before.
+        tl.debug_barrier()
+        n = tl.load(record + 1) + 1
+        slot_layer = tl.load(record + 5).to(tl.int64) * LAYERS + layer
+        keys = reference_keys + (slot_layer * HEADS + head) * CAPACITY
         if exact:
             mass = write_above(scores, keys, n, threshold, top, TILE)
         else:
             mass = write_with_ties(scores, keys, n, k, threshold, ties, top, TILE)
-        # Asked for again: held meanwhile, they would take registers from the search.
-        sums += row_head * MOST * 2
-        maxima, written = split_maxima(sums, counts + row, SPLIT_TILE)
-        totals = tl.load(sums + tl.arange(0, SPLIT_TILE) * 2 + 1, mask=written, other=0.0)
-        total = tl.sum(totals * tl.exp(maxima - top), 0)
-        tl.store(reference_mass + place, tl.sum(mass, 0) / total)
+        slot_layer = tl.load(record + 5).to(tl.int64) * LAYERS + layer
+        tl.store(reference_mass + slot_layer * HEADS + head, tl.sum(mass, 0) * share)
+        if head == 0:
+            tl.store(reference_records + slot_layer * 2, tl.load(record + 6))
+            tl.store(reference_records + slot_layer * 2 + 1, k)

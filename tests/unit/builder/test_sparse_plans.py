@@ -64,6 +64,20 @@ def test_what_each_mode_launches() -> None:
     assert kernels(planned(), "mixed", "no_capture") == dense + retained + Counter(route_rows=1)
 
 
+def test_who_captures_has_its_output_read_and_who_consumes_written() -> None:
+    """By the last launch of a layer's attention; in mixed programs, where both may be, it is one buffer."""
+    forms = (("capture", ""), ("consume", ""), ("mixed", ""), ("mixed", "no_capture"))
+    names = []
+    for form in forms:
+        launches = plan(planned(), *form, 2).launches
+        selected = [dict(x.buffers()) for x in launches if x.specialization.kernel == "attention_select"]
+        assert not any({"out", "attended", "reference_output"} & set(x) for x in selected), "selecting waits for no output"
+        found = [dict(x.buffers()) for x in launches if x.specialization.kernel == "retained_merge"]
+        names.append({tuple(name for name in ("attended", "out") if name in x) for x in found})
+        assert all(x["attended"] == x["out"] for x in found if {"attended", "out"} <= set(x))
+    assert names == [{("attended",)}, {("out",)}, {("attended", "out")}, {("out",)}]
+
+
 def test_dense_programs_do_not_depend_on_the_other_modes() -> None:
     for bucket in (1, 2):
         one, other = (plan(t, "dense", bucket=bucket) for t in (planned(), planned(modes=("dense",))))
