@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ouro_build.artifacts.errors import BuildError
-from ouro_build.artifacts.plan import Buffer, Edge, LoadTimeValue, Plan, Pool
+from ouro_build.artifacts.plan import Buffer, Edge, Launch, LoadTimeValue, Plan, Pool
 
 ALIGNMENT = 256
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -18,6 +19,24 @@ _SHOWN = 20
 Parameters = Callable[[str], Collection[str]]
 """Some parameters of a kernel, by its name."""
 _Order = NDArray[np.bool_]
+_ANY_LAYER = -1
+
+
+@dataclass(frozen=True)
+class _Use:
+    """Launches that read a buffer, those that write it, and of each the one layer of it that it touches, or `_ANY_LAYER`."""
+
+    readers: list[int] = field(default_factory=list)
+    writers: list[int] = field(default_factory=list)
+    layers: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def launches(self) -> list[int]:
+        return sorted(self.layers)
+
+    def apart(self, one: int, other: int) -> bool:
+        """Whether two launches touch it at two layers, both known."""
+        return _ANY_LAYER not in (self.layers[one], self.layers[other]) and self.layers[one] != self.layers[other]
 
 
 def check(
@@ -27,21 +46,23 @@ def check(
     writes: Parameters,
     updates: Parameters,
     early: Parameters,
+    layered: Parameters,
 ) -> None:
     """Raise BuildError listing every violation; `pools` gives the bytes of each pool of fixed size.
 
     A kernel may write the parameters `writes`, of which it also reads `updates`, and only reads the others; `early` it may read
-    before it waits inside.
+    before it waits inside; of `layered` it touches only what belongs to the layer that its argument `layer` names.
 
     Holds for every plan: its buffers are declared, aligned and inside their pools; `after` names earlier launches only, and
     kernels that may start before those have ended wait inside and read only weights before; launches that touch the same
-    buffer, one of them writing, are ordered; workspace is written before it is read and never shared by buffers whose
-    lifetimes meet; nothing writes weights; grids are within the limits of every GPU.
+    buffer, one of them writing, are ordered, unless each touches one layer of it, a number in the plan, and these differ;
+    workspace is written before it is read and never shared by buffers whose lifetimes meet; nothing writes weights; grids are
+    within the limits of every GPU.
     """
     found = [*_declarations(buffers, pools)]
     declared = set(buffers)
     for plan in plans:
-        found += (f"{plan.key}: {text}" for text in _plan(plan, declared, writes, updates, early))
+        found += (f"{plan.key}: {text}" for text in _plan(plan, declared, writes, updates, early, layered))
     if found:
         shown = "\n".join(found[:_SHOWN]) + (f"\n… and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
         raise BuildError(
@@ -80,22 +101,27 @@ def _fills(buffer: Buffer) -> bool:
 
 
 def _plan(
-    plan: Plan, declared: Collection[Buffer], writes: Parameters, updates: Parameters, early: Parameters
+    plan: Plan,
+    declared: Collection[Buffer],
+    writes: Parameters,
+    updates: Parameters,
+    early: Parameters,
+    layered: Parameters,
 ) -> Iterator[str]:
     broken = [*_edges(plan), *_early(plan, early), *_grids(plan)]
     if broken:
         yield from broken
         return  # without an order nothing more can be said
     order = _order(plan)
-    uses = _uses(plan, writes, updates)
-    for buffer, (readers, writers) in uses.items():
+    uses = _uses(plan, writes, updates, layered)
+    for buffer, use in uses.items():
         if buffer not in declared:
             yield f"{buffer.name} is used but not declared"
-        if buffer.pool is Pool.WEIGHTS and writers:
-            yield f"launch {writers[0]} writes {buffer.name} in weights"
-        yield from _unordered(buffer, readers, writers, order)
+        if buffer.pool is Pool.WEIGHTS and use.writers:
+            yield f"launch {use.writers[0]} writes {buffer.name} in weights"
+        yield from _unordered(buffer, use, order)
         if buffer.pool is Pool.WORKSPACE:
-            yield from _unwritten(buffer, readers, writers, order)
+            yield from _unwritten(buffer, use, order)
     yield from _shared(uses, order)
 
 
@@ -138,42 +164,54 @@ def _order(plan: Plan) -> _Order:
     return order
 
 
-def _uses(plan: Plan, writes: Parameters, updates: Parameters) -> dict[Buffer, tuple[list[int], list[int]]]:
-    """Per buffer the launches that read it and those that write it."""
-    uses: dict[Buffer, tuple[list[int], list[int]]] = {}
+def _uses(plan: Plan, writes: Parameters, updates: Parameters, layered: Parameters) -> dict[Buffer, _Use]:
+    """Per buffer the launches that touch it."""
+    uses: dict[Buffer, _Use] = {}
     for at, launch in enumerate(plan.launches):
         kernel = launch.specialization.kernel
-        written, updated = writes(kernel), updates(kernel)
+        written, updated, parted = writes(kernel), updates(kernel), layered(kernel)
+        layer = _layer(launch) if parted else _ANY_LAYER
         for name, buffer in launch.buffers():
-            readers, writers = uses.setdefault(buffer, ([], []))
+            use = uses.setdefault(buffer, _Use())
             if name in written:
-                writers.append(at)
+                use.writers.append(at)
             if name in updated or name not in written:
-                readers.append(at)
+                use.readers.append(at)
+            touched = layer if name in parted else _ANY_LAYER
+            # One launch may be given a buffer twice: all of it is touched if either parameter says so.
+            use.layers[at] = min(touched, use.layers.get(at, touched))
     return uses
 
 
-def _unordered(buffer: Buffer, readers: list[int], writers: list[int], order: _Order) -> Iterator[str]:
-    """A launch that writes must be ordered against every other launch that touches the buffer."""
-    every = sorted({*readers, *writers})
+def _layer(launch: Launch) -> int:
+    """The layer that its argument `layer` names, if the plan knows it."""
+    layer = launch.named().get("layer")
+    return layer if isinstance(layer, int) and layer >= 0 else _ANY_LAYER
+
+
+def _unordered(buffer: Buffer, use: _Use, order: _Order) -> Iterator[str]:
+    """A launch that writes must be ordered against every other launch that touches the buffer, but at another layer of it."""
+    writers, every = use.writers, use.launches
     if not writers or len(every) < 2:
         return
     one_first = order[np.ix_(writers, every)] | order[np.ix_(every, writers)].T
     same = np.equal.outer(writers, every)
     for i, j in np.argwhere(~one_first & ~same):
-        yield f"launches {writers[i]} and {every[j]} use {buffer.name} in no order, and {writers[i]} writes it"
+        one, other = writers[i], every[j]
+        if not use.apart(one, other):
+            yield f"launches {one} and {other} use {buffer.name} in no order, and {one} writes it"
 
 
-def _unwritten(buffer: Buffer, readers: list[int], writers: list[int], order: _Order) -> Iterator[str]:
-    for reader in readers:
-        if not order[reader, writers].any():
+def _unwritten(buffer: Buffer, use: _Use, order: _Order) -> Iterator[str]:
+    for reader in use.readers:
+        if not order[reader, use.writers].any():
             yield f"launch {reader} reads {buffer.name} before anything wrote it"
 
 
-def _shared(uses: Mapping[Buffer, tuple[list[int], list[int]]], order: _Order) -> Iterator[str]:
-    """Workspace buffers that share bytes: all uses of one must come before all uses of the other."""
+def _shared(uses: Mapping[Buffer, _Use], order: _Order) -> Iterator[str]:
+    """Workspace buffers that share bytes: all uses of one must come before all uses of the other, at whatever layers."""
     inside = sorted((b for b in uses if b.pool is Pool.WORKSPACE), key=lambda b: b.offset)
-    touches = {b: sorted({*uses[b][0], *uses[b][1]}) for b in inside}
+    touches = {b: uses[b].launches for b in inside}
     for at, a in enumerate(inside):
         for b in inside[at + 1 :]:
             if b.offset >= a.offset + a.bytes:

@@ -93,6 +93,7 @@ def plan_target(
         writes=lambda name: registry.kernel(name).writes,
         updates=lambda name: registry.kernel(name).updates,
         early=lambda name: registry.kernel(name).early,
+        layered=lambda name: registry.kernel(name).layered,
     )
     load_time = [LoadTimeEntry(name, divisor) for name, divisor in LOAD_TIME_DIVISORS.items()]
     index, columns = encode(placement.plans, placement.buffers, load_time)

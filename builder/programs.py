@@ -142,7 +142,7 @@ class Programs:
         attend = attention(recorder, rows)
         # The residual stream lives in rows here, so that no layer has to find a row's slot before it can read.
         residual, x = workspace("residual", m.hidden_size), workspace("x", m.hidden_size)
-        q, attended = workspace("q", m.heads, m.head_dim), workspace("attended", m.query_size)
+        q = workspace("q", m.heads, m.head_dim)
         gated = workspace("gated", m.intermediate_size)
         update = workspace("update", m.hidden_size)
 
@@ -160,8 +160,7 @@ class Programs:
         )
         for layer in range(m.layers):
             self._project(recorder, rows, cache_place, x, q, layer)
-            attend(q, attended, layer)
-            dense("o", layer, attended, update)
+            dense("o", layer, attend(q, layer), update)
             add_and_norm(b.weight("input_norm_2", layer), b.weight("post_norm", layer))
             self._gated(recorder, rows, x, gated, layer)
             dense("down", layer, gated, update)
@@ -169,7 +168,8 @@ class Programs:
             add_and_norm(b.weight("post_norm_2", layer), b.weight("norm") if last else b.weight("input_norm", layer + 1))
         recorder.add(
             exit_gate(part, rows=rows, x=x, weight=b.weight("gate"), bias=b.weight("gate_bias"), hidden=b.hidden,
-                      row_state=b.row_state, gate_logits=b.gate_logits, exit_probability=b.exit_probability)
+                      row_state=b.row_state, gate_logits=b.gate_logits, exit_probability=b.exit_probability),
+            joins=recorder.open_ends(),
         )  # fmt: skip
         return recorder.plan()
 
@@ -217,11 +217,13 @@ class Programs:
 
     def _prefill_attention(self, recorder: Recorder, rows: Buffer) -> Attention:
         m, b, part = self._model, self._buffers, self._part
+        out = recorder.workspace("attended", m.dtype, rows.sizes[0], m.query_size)
 
-        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+        def attend(q: Buffer, layer: int) -> Buffer:
             recorder.add(
                 attention_prefill(part, rows=rows, q=q, block_tables=b.block_tables, kv=b.kv, out=out, layer=layer,
                                   layers=m.layers)
             )  # fmt: skip
+            return out
 
         return attend

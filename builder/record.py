@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ouro_build.artifacts.plan import Buffer, Dim, Edge, Launch, Plan, Pool, ProgramKey
 
 
 class Recorder:
-    """Collects the launches of one plan. Each waits for the one before it: inside, if it is programmatic."""
+    """Collects the launches of one plan: a chain, and what runs beside it.
+
+    Each follows one other, in which it waits inside if it is programmatic, and may join more, which end before it starts.
+    """
 
     def __init__(self, key: ProgramKey) -> None:
         self._key = key
         self._launches: list[Launch] = []
         self._names: set[str] = set()
+        self._last = -1  # of the chain
 
     def workspace(self, name: str, dtype: str, *shape: Dim) -> Buffer:
         """A buffer that lives from its first to its last use in this program."""
@@ -23,12 +29,23 @@ class Recorder:
         self._names.add(unique)
         return Buffer(unique, Pool.WORKSPACE, dtype, shape)
 
-    def add(self, launch: Launch) -> None:
-        """Note `launch` as the next of the program."""
-        before = len(self._launches) - 1
+    def add(self, launch: Launch, *, joins: Sequence[int] = ()) -> int:
+        """Note `launch` as the next of the chain; returns its place in the program."""
+        self._last = self.beside(launch, after=self._last, joins=joins)
+        return self._last
+
+    def beside(self, launch: Launch, *, after: int, joins: Sequence[int] = ()) -> int:
+        """Note `launch` as one that follows launch `after` beside the chain; returns its place in the program."""
         edge = Edge.PROGRAMMATIC if launch.specialization.options.programmatic else Edge.FULL
-        after = ((before, edge),) if before >= 0 else ()
-        self._launches.append(msgspec.structs.replace(launch, after=after))
+        first = ((after, edge),) if after >= 0 else ()
+        others = tuple((other, Edge.FULL) for other in joins)
+        self._launches.append(msgspec.structs.replace(launch, after=first + others))
+        return len(self._launches) - 1
+
+    def open_ends(self) -> tuple[int, ...]:
+        """The launches beside the chain that nothing follows yet."""
+        followed = {at for launch in self._launches for at, _ in launch.after}
+        return tuple(at for at in range(len(self._launches)) if at not in followed and at != self._last)
 
     def plan(self) -> Plan:
         """What was recorded."""

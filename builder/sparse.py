@@ -8,10 +8,10 @@ from typing import NamedTuple
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.parts import Part
-from ouro_build.artifacts.plan import Buffer
+from ouro_build.artifacts.plan import Buffer, Launch
 from ouro_build.artifacts.retention import retained_counts
 from ouro_build.artifacts.rows import RECORD
-from ouro_build.builder.buffers import Buffers
+from ouro_build.builder.buffers import Buffers, References
 from ouro_build.builder.record import Recorder
 from ouro_build.kernels.attention_capture import attention_capture
 from ouro_build.kernels.attention_decode import attention_decode, split_rule
@@ -22,8 +22,8 @@ from ouro_build.kernels.retained_merge import retained_merge
 from ouro_build.kernels.route_rows import route_rows
 from ouro_build.kernels.split_contexts import SPLIT_RECORD, SplitRule, split_contexts
 
-Attention = Callable[[Buffer, Buffer, int], None]
-"""Records a layer's attention: queries, output, layer."""
+Attention = Callable[[Buffer, int], Buffer]
+"""Records a layer's attention: queries, layer; where its output is."""
 LoopAttention = Callable[[Recorder, Buffer], Attention]
 """Records what the rows of a loop need once; what a layer adds."""
 NO_CAPTURE = "no_capture"
@@ -37,6 +37,15 @@ class _Contexts(NamedTuple):
     counts: Buffer
     rule: SplitRule
     most: int
+
+
+class _Scored(NamedTuple):
+    """Attention that keeps its scores, and what it leaves."""
+
+    launch: Launch
+    partial: Buffer
+    sums: Buffer
+    scores: Buffer
 
 
 class SparseAttention:
@@ -64,32 +73,49 @@ class SparseAttention:
         """Attention of `rows` to all of their keys."""
         b, part = self._buffers, self._part
         contexts = self._cut(recorder, rows)
+        out = self._attended(recorder, rows)
 
-        def attend(q: Buffer, out: Buffer, layer: int) -> None:
+        def attend(q: Buffer, layer: int) -> Buffer:
             partial, sums = self._partial(recorder, contexts, q, layer)
             recorder.add(
                 attention_decode(part, splits=contexts.splits, q=q, block_tables=b.block_tables, kv=b.kv, partial=partial,
                                  sums=sums, layer=layer, layers=self._model.layers, rule=contexts.rule)
             )  # fmt: skip
             recorder.add(attention_merge(part, counts=contexts.counts, partial=partial, sums=sums, out=out))
+            return out
 
         return attend
 
     def capture(self, recorder: Recorder, rows: Buffer) -> Attention:
-        """Attention of `rows` to all of their keys; their reference slots get what later loops need."""
-        contexts = self._cut(recorder, rows)
+        """Attention of `rows` to all of their keys; their reference slots get what later loops need.
 
-        def attend(q: Buffer, out: Buffer, layer: int) -> None:
-            scores = self._select(recorder, contexts, rows, q, out, layer)
-            self._retained(recorder, rows, None, scores, None, layer)
+        No layer of this loop needs that, so it is made beside the layers that follow. It stays at most two behind: more would
+        need more scores at a time than are worth their memory.
+        """
+        contexts = self._cut(recorder, rows)
+        remembered: list[int] = []
+
+        def attend(q: Buffer, layer: int) -> Buffer:
+            out = self._attended(recorder, rows, layer)
+            scored = self._scored(recorder, contexts, q, layer)
+            captured = recorder.add(scored.launch, joins=remembered[-2:-1])
+            merged = recorder.add(self._merge(contexts, scored, out))
+            selected = recorder.beside(self._select(contexts, rows, scored, layer), after=captured, joins=remembered[-1:])
+            retained, merge = self._retained(recorder, rows, None, scored.scores, out, layer)
+            contribution = recorder.beside(retained, after=selected)
+            remembered.append(recorder.beside(merge, after=contribution, joins=[merged]))
+            return out
 
         return attend
 
     def consume(self, recorder: Recorder, rows: Buffer) -> Attention:
         """The output that the reference slots of `rows` hold, corrected by this loop's attention to the retained keys."""
+        out = self._attended(recorder, rows)
 
-        def attend(q: Buffer, out: Buffer, layer: int) -> None:
-            self._retained(recorder, rows, q, None, out, layer)
+        def attend(q: Buffer, layer: int) -> Buffer:
+            for launch in self._retained(recorder, rows, q, None, out, layer):
+                recorder.add(launch)
+            return out
 
         return attend
 
@@ -97,10 +123,16 @@ class SparseAttention:
         """Every row by its own mode, in one program."""
         dense_rows, capture_rows, sparse_rows = self._route(recorder, rows, captures=True)
         contexts = self._cut(recorder, dense_rows)
+        out = self._attended(recorder, rows)
 
-        def attend(q: Buffer, out: Buffer, layer: int) -> None:
-            scores = self._select(recorder, contexts, capture_rows, q, out, layer)
-            self._retained(recorder, sparse_rows, q, scores, out, layer)
+        def attend(q: Buffer, layer: int) -> Buffer:
+            scored = self._scored(recorder, contexts, q, layer)
+            recorder.add(scored.launch)
+            recorder.add(self._merge(contexts, scored, out))
+            recorder.add(self._select(contexts, capture_rows, scored, layer))
+            for launch in self._retained(recorder, sparse_rows, q, scored.scores, out, layer):
+                recorder.add(launch)
+            return out
 
         return attend
 
@@ -108,9 +140,11 @@ class SparseAttention:
         dense_rows, _, sparse_rows = self._route(recorder, rows, captures=False)
         dense = self.dense(recorder, dense_rows)
 
-        def attend(q: Buffer, out: Buffer, layer: int) -> None:
-            dense(q, out, layer)
-            self._retained(recorder, sparse_rows, q, None, out, layer)
+        def attend(q: Buffer, layer: int) -> Buffer:
+            out = dense(q, layer)
+            for launch in self._retained(recorder, sparse_rows, q, None, out, layer):
+                recorder.add(launch)
+            return out
 
         return attend
 
@@ -135,6 +169,11 @@ class SparseAttention:
         )  # fmt: skip
         return _Contexts(splits, counts, rule, most)
 
+    def _attended(self, recorder: Recorder, rows: Buffer, layer: int | None = None) -> Buffer:
+        """The output of a layer's attention, of every layer's if none is named."""
+        name = "attended" if layer is None else f"attended.{layer}"
+        return recorder.workspace(name, self._model.dtype, rows.sizes[0], self._model.query_size)
+
     def _partial(self, recorder: Recorder, contexts: _Contexts, q: Buffer, layer: int) -> tuple[Buffer, Buffer]:
         bucket, heads, head_dim = q.sizes
         return (
@@ -142,44 +181,53 @@ class SparseAttention:
             recorder.workspace(f"sums.{layer}", "float32", bucket, heads, contexts.most, 2),
         )
 
-    def _select(self, recorder: Recorder, contexts: _Contexts, chosen: Buffer, q: Buffer, out: Buffer, layer: int) -> Buffer:
-        """Attention to all keys of `contexts`, then for the `chosen` of their rows the selection; the rows' scores."""
-        b, part, r = self._buffers, self._part, self._buffers.references
-        if r is None:
-            raise ValueError("captured without a reference pool")
+    def _scored(self, recorder: Recorder, contexts: _Contexts, q: Buffer, layer: int) -> _Scored:
+        """Attention to all keys of `contexts` that keeps its scores."""
+        b = self._buffers
         bucket, heads, _ = q.sizes
         partial, sums = self._partial(recorder, contexts, q, layer)
         scores = recorder.workspace(f"scores.{layer}", "float32", bucket, heads, self._geometry.max_context)
-        recorder.add(
-            attention_capture(part, splits=contexts.splits, q=q, block_tables=b.block_tables, kv=b.kv, partial=partial,
-                              sums=sums, scores=scores, layer=layer, layers=self._model.layers, rule=contexts.rule)
+        launch = attention_capture(
+            self._part, splits=contexts.splits, q=q, block_tables=b.block_tables, kv=b.kv, partial=partial, sums=sums,
+            scores=scores, layer=layer, layers=self._model.layers, rule=contexts.rule,
         )  # fmt: skip
-        recorder.add(attention_merge(part, counts=contexts.counts, partial=partial, sums=sums, out=out))
-        recorder.add(
-            attention_select(part, rows=chosen, counts=contexts.counts, scores=scores, sums=sums, out=out,
-                             retained_counts=r.retained_counts, reference_records=r.records, reference_mass=r.mass,
-                             reference_keys=r.keys, reference_output=r.output, layer=layer)
+        return _Scored(launch, partial, sums, scores)
+
+    def _merge(self, contexts: _Contexts, scored: _Scored, out: Buffer) -> Launch:
+        return attention_merge(self._part, counts=contexts.counts, partial=scored.partial, sums=scored.sums, out=out)
+
+    def _select(self, contexts: _Contexts, chosen: Buffer, scored: _Scored, layer: int) -> Launch:
+        """The selection for the `chosen` rows of `contexts`."""
+        r = self._references()
+        return attention_select(
+            self._part, rows=chosen, counts=contexts.counts, scores=scored.scores, sums=scored.sums,
+            retained_counts=r.retained_counts, reference_records=r.records, reference_mass=r.mass, reference_keys=r.keys,
+            layer=layer,
         )  # fmt: skip
-        return scores
 
     def _retained(
-        self, recorder: Recorder, rows: Buffer, q: Buffer | None, scores: Buffer | None, out: Buffer | None, layer: int
-    ) -> None:
-        """Attention of `rows` to their retained keys: with `scores` of those that capture, with `q` of those that consume."""
-        m, b, part, r = self._model, self._buffers, self._part, self._buffers.references
-        if r is None:
-            raise ValueError("consumed without a reference pool")
+        self, recorder: Recorder, rows: Buffer, q: Buffer | None, scores: Buffer | None, out: Buffer, layer: int
+    ) -> tuple[Launch, Launch]:
+        """Attention of `rows` to their retained keys, and what is made of it: with `scores` of those that capture, with `q` of
+        those that consume."""
+        m, b, part, r = self._model, self._buffers, self._part, self._references()
         bucket = rows.sizes[0]
         most = int(retained_counts(self._geometry.max_context, self._geometry.key_retention)[-1])
         splits = retained_splits(part, bucket, m.heads, most, tile_keys(m.head_dim, m.dtype))
         partial = recorder.workspace(f"retained_partial.{layer}", "float32", bucket, m.heads, splits, m.head_dim)
         sums = recorder.workspace(f"retained_sums.{layer}", "float32", bucket, m.heads, splits, 2)
-        recorder.add(
-            attention_retained(part, rows=rows, q=q, block_tables=b.block_tables, kv=b.kv, scores=scores,
-                               reference_records=r.records, reference_keys=r.keys, partial=partial, sums=sums, layer=layer)
+        retained = attention_retained(
+            part, rows=rows, q=q, block_tables=b.block_tables, kv=b.kv, scores=scores, reference_records=r.records,
+            reference_keys=r.keys, partial=partial, sums=sums, layer=layer,
         )  # fmt: skip
-        recorder.add(
-            retained_merge(part, rows=rows, partial=partial, sums=sums, reference_records=r.records, reference_keys=r.keys,
-                           reference_mass=r.mass, reference_output=r.output, reference_contribution=r.contribution, out=out,
-                           layer=layer, captures=scores is not None)
+        merge = retained_merge(
+            part, rows=rows, partial=partial, sums=sums, reference_records=r.records, reference_keys=r.keys,
+            reference_mass=r.mass, reference_output=r.output, reference_contribution=r.contribution,
+            attended=None if scores is None else out, out=None if q is None else out, layer=layer,
         )  # fmt: skip
+        return retained, merge
+
+    def _references(self) -> References:
+        if self._buffers.references is None:
+            raise ValueError("captured or consumed without a reference pool")
+        return self._buffers.references

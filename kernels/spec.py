@@ -36,6 +36,8 @@ class Kernel:
 
     `early` are the arguments that it may read before it waits for its predecessors: weights, which nothing writes. `updates`
     are those of `writes` that it also reads: what they held before decides what it writes, be it there or elsewhere.
+    `layered` are buffers of which a launch touches only what belongs to the layer that its argument `layer` names, so that
+    launches at two layers do not meet there.
 
     For an inactive row a kernel writes nothing to what outlives the program (`Pool.KV`, `STATE`, `REFERENCES`, `IO`). That row
     of a workspace buffer it may fill with anything, as `linear_few` and `linear_silu` do: what stores whatever it computed need
@@ -49,6 +51,7 @@ class Kernel:
     tolerance: Tolerance
     early: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
+    layered: tuple[str, ...] = ()
 
     def launch(
         self,

@@ -26,8 +26,8 @@ class Tuning(NamedTuple):
     def find(self, site: Site) -> Entry | None:
         """The entry for `site` of the first table that has one.
 
-        Of a table's entries one for the very sizes and rows comes first, then one for the sizes whose rows fill the same tile
-        (the fewest that are enough, else the most), then one for the kind.
+        Of a table's entries those for the very sizes come before those for the kind; of each, one for the very rows first, then
+        one whose rows fill the same tile (the fewest that are enough, else the most), then one for any rows.
         """
         found = (_best(table, site) for table in self.tables)
         return next((entry for entry in found if entry is not None), None)
@@ -88,10 +88,10 @@ def _rank(entry: Entry, site: Site) -> tuple[int, int, int] | None:
     """How well `entry` suits `site`, the least best; None if not at all."""
     if entry.rows and _row_class(entry.rows) != _row_class(site.rows):
         return None
-    if entry.sizes:
-        enough = entry.rows >= site.rows
-        return (0, 0 if enough else 1, abs(entry.rows - site.rows)) if entry.sizes == site.sizes else None
-    return (1, 0 if entry.rows else 1, 0) if entry.kind == site.kind else None
+    if entry.sizes != site.sizes if entry.sizes else entry.kind != site.kind:
+        return None
+    nearness = (0 if entry.rows >= site.rows else 1, abs(entry.rows - site.rows)) if entry.rows else (2, 0)
+    return (0 if entry.sizes else 1, *nearness)
 
 
 def _row_class(rows: int) -> int:

@@ -7,6 +7,7 @@ anew, and in the workspace what a plan does after its last attention, or another
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -36,14 +37,32 @@ def with_attention(index: PlanIndex, columns: Columns) -> tuple[PlanIndex, Colum
 
 
 def attention_part(plan: Plan, place: Buffer) -> Plan:
-    """What `plan` launches for attention, and before it what finds the rows; each launch follows the one before it.
+    """What `plan` launches for attention, and before it what finds the rows; what is between these is passed over.
 
     Queries are what the buffer at `place` holds, which must be as large: no plan made here writes there. No loop is entered
     or left.
     """
-    kept = [x for x in plan.launches if x.specialization.kernel == _ROWS or x.specialization.kernel.startswith(_NAMES)]
-    launches = tuple(_with_queries(x, place, _after(x, at)) for at, x in enumerate(kept))
-    return Plan(msgspec.structs.replace(plan.key, program=PROGRAM), launches)
+    launches: list[Launch] = []
+    ends: list[tuple[int, ...]] = []  # by launch of `plan`: where it was put, or what it follows
+    for launch in plan.launches:
+        after = _after(launch, ends)
+        if _kept(launch):
+            launches.append(_with_queries(launch, place, tuple(after.items())))
+        ends.append((len(launches) - 1,) if _kept(launch) else tuple(after))
+    return Plan(msgspec.structs.replace(plan.key, program=PROGRAM), tuple(launches))
+
+
+def _after(launch: Launch, ends: Sequence[tuple[int, ...]]) -> dict[int, Edge]:
+    """What `launch` follows, and how: where two ways lead to one, a full edge is the stricter."""
+    after: dict[int, Edge] = {}
+    for end, edge in ((end, edge) for at, edge in launch.after for end in ends[at]):
+        if edge is Edge.FULL or end not in after:
+            after[end] = edge
+    return after
+
+
+def _kept(launch: Launch) -> bool:
+    return launch.specialization.kernel == _ROWS or launch.specialization.kernel.startswith(_NAMES)
 
 
 def _with_queries(launch: Launch, place: Buffer, after: tuple[tuple[int, Edge], ...]) -> Launch:
@@ -61,11 +80,6 @@ def _with_queries(launch: Launch, place: Buffer, after: tuple[tuple[int, Edge], 
 
 def _moved(buffer: Buffer) -> bool:
     return buffer.name.startswith(_QUERIES)
-
-
-def _after(launch: Launch, at: int) -> tuple[tuple[int, Edge], ...]:
-    edge = Edge.PROGRAMMATIC if launch.specialization.options.programmatic else Edge.FULL
-    return ((at - 1, edge),) if at else ()
 
 
 def queries(index: PlanIndex, bucket: int) -> Buffer:

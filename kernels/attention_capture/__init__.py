@@ -14,6 +14,7 @@ KERNEL = Kernel(
     contract=1,
     writes=(*DECODE.writes, "scores"),
     tolerance=DECODE.tolerance,
+    layered=DECODE.layered,
 )
 
 

@@ -23,6 +23,7 @@ KERNEL = Kernel(
         reason="float32 scores, exponentials and sums in another order, the running maximum's corrections among them; the "
         "probabilities of grouped heads keep 16 bits in the tensor cores (two terms of the value type)",
     ),
+    layered=("kv",),
 )
 
 _MAX_TILE = 64

@@ -24,7 +24,8 @@ def single_head(
     """One query head: products and sums, memory-bound.
 
     Every lane of the tile keeps its own maximum, sum and accumulator, so nothing is exchanged between warps before the end.
-    `block` are the KV blocks of the first tile's keys. The next tile's keys and values are under way while this one is used,
+    Keys and values are read once: evicting them first leaves the cache to what is read again, scores above all. `block` are the
+    KV blocks of the first tile's keys. The next tile's keys and values are under way while this one is used,
     and the block ids of the one after it.
     """
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
@@ -32,8 +33,8 @@ def single_head(
     d = tl.arange(0, HEAD_DIM)
     query = tl.load(q + d).to(tl.float32) * scale
     at = keys + key_offsets(block, lane, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
-    k = tl.load(at, mask=(lane < end)[:, None], other=0.0)
-    v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0)
+    k = tl.load(at, mask=(lane < end)[:, None], other=0.0, eviction_policy="evict_first")
+    v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0, eviction_policy="evict_first")
     block = tl.load(table + (lane + TILE) // BLOCK_SIZE, mask=lane + TILE < end, other=0)
     top = tl.full((TILE,), FLOOR, tl.float32)
     total = tl.zeros((TILE,), tl.float32)
@@ -42,8 +43,8 @@ def single_head(
         lane = start + tl.arange(0, TILE)
         after = lane + TILE
         at = keys + key_offsets(block, after, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
-        next_k = tl.load(at, mask=(after < end)[:, None], other=0.0)
-        next_v = tl.load(at + VALUES, mask=(after < end)[:, None], other=0.0)
+        next_k = tl.load(at, mask=(after < end)[:, None], other=0.0, eviction_policy="evict_first")
+        next_v = tl.load(at + VALUES, mask=(after < end)[:, None], other=0.0, eviction_policy="evict_first")
         block = tl.load(table + (after + TILE) // BLOCK_SIZE, mask=after + TILE < end, other=0)
         score = tl.where(lane < end, tl.sum(k.to(tl.float32) * query[None, :], 1), float("-inf"))
         if SCORES:

@@ -21,6 +21,7 @@ KERNEL = Kernel(
         reason="probabilities are rounded to the value type for the second product: half a unit in the last place of each, "
         "relative to the sum of |probability * value|, then one more of the result; float32 differs by the order of sums",
     ),
+    layered=("kv",),
 )
 
 

@@ -21,6 +21,7 @@ KERNEL = Kernel(
         relative={"float32": 1e-4},
         reason="float32 scores, exponentials and sums in another order, the running maximum's corrections among them",
     ),
+    layered=("kv", "reference_records", "reference_keys"),
 )
 
 # Programs a multiprocessor holds at once: keys lie apart, so many of them must be on their way. More would wait for these.

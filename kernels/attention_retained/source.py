@@ -18,8 +18,9 @@ def gather(
 ):  # fmt: skip
     """Attention of one head over `retained` positions `first` … `end` - 1, with their `scores` or with keys and `q`.
 
-    Every lane of the tile keeps its own maximum, sum and accumulator. A position, its KV block and its values hang on each
-    other: while one tile is used the values of the next are under way, and the block ids and positions of those after it.
+    Every lane of the tile keeps its own maximum, sum and accumulator. Keys and values are read once, and leave the cache to
+    what is read again: positions, scores, block ids. A position, its KV block and its values hang on each other: while one tile
+    is used the values of the next are under way, and the block ids and positions of those after it.
     """
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
     lane = first + tl.arange(0, TILE)
@@ -31,8 +32,8 @@ def gather(
         k = tl.load(scores + position, mask=lane < end, other=0.0)
     else:
         query = tl.load(q + d).to(tl.float32) * scale
-        k = tl.load(at, mask=(lane < end)[:, None], other=0.0)
-    v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0)
+        k = tl.load(at, mask=(lane < end)[:, None], other=0.0, eviction_policy="evict_first")
+    v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0, eviction_policy="evict_first")
     position = tl.load(retained + lane + TILE, mask=lane + TILE < end, other=0)
     block = tl.load(table + position // BLOCK_SIZE, mask=lane + TILE < end, other=0)
     later = tl.load(retained + lane + 2 * TILE, mask=lane + 2 * TILE < end, other=0)
@@ -45,8 +46,8 @@ def gather(
         if FROM_SCORES:
             next_k = tl.load(scores + position, mask=after < end, other=0.0)
         else:
-            next_k = tl.load(at, mask=(after < end)[:, None], other=0.0)
-        next_v = tl.load(at + VALUES, mask=(after < end)[:, None], other=0.0)
+            next_k = tl.load(at, mask=(after < end)[:, None], other=0.0, eviction_policy="evict_first")
+        next_v = tl.load(at + VALUES, mask=(after < end)[:, None], other=0.0, eviction_policy="evict_first")
         block = tl.load(table + later // BLOCK_SIZE, mask=after + TILE < end, other=0)
         position = later
         later = tl.load(retained + after + 2 * TILE, mask=after + 2 * TILE < end, other=0)

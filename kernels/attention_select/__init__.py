@@ -1,4 +1,4 @@
-"""Chooses the keys that a capturing row retains, and remembers them with their share of the attention and its output."""
+"""Chooses the keys that a capturing row retains, and remembers them with their share of the attention."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from ouro_build.kernels.spec import Kernel, Tolerance, next_power_of_2
 
 KERNEL = Kernel(
     name="attention_select",
-    contract=1,
-    writes=("reference_records", "reference_mass", "reference_keys", "reference_output"),
+    contract=2,
+    writes=("reference_records", "reference_mass", "reference_keys"),
     tolerance=Tolerance(
         absolute={"float32": 1e-5},
         relative={"float32": 1e-4},
-        reason="exponentials in float32, summed in another order; the keys and the output are equal",
+        reason="exponentials in float32, summed in another order; the keys are equal",
     ),
+    layered=("reference_records", "reference_mass", "reference_keys"),
 )
 
 # All scores of a head are searched where they lie, in registers; those of a longer context are read in every pass.
@@ -34,25 +35,22 @@ def attention_select(
     counts: Buffer,
     scores: Buffer,
     sums: Buffer,
-    out: Buffer,
     retained_counts: Buffer,
     reference_records: Buffer,
     reference_mass: Buffer,
     reference_keys: Buffer,
-    reference_output: Buffer,
     layer: int,
 ) -> Launch:
-    """In every row's reference slot, at `layer`: its retained keys, their mass, the attention output, and that they are there.
+    """In every row's reference slot, at `layer`: its retained keys, their mass, and that they are there.
 
     The n = position + 1 scores of a head leave `retained_counts[n]` keys: those of the largest scores, of equal ones the first,
     in ascending order. Their mass is the sum of exp(score - M) / the sum of the same over all n, M the largest.
 
     rows int32 [bucket, RECORD], counts int32 [bucket] as `split_contexts` left it for them, scores float32 [bucket, heads,
-    contexts], sums float32 [bucket, heads, most, 2] of which the first counts[i] splits count, and out [bucket, heads *
-    head_dim] as `attention_capture` and `attention_merge` left them, retained_counts int32 [contexts + 1],
-    reference_records int32 [slots, layers, 2] (`ReferenceRecord`), reference_mass float32 [slots, layers, heads],
-    reference_keys int32 [slots, layers, heads, capacity], reference_output float32 [slots, layers, heads, head_dim]. A row
-    whose reference slot does not exist writes nothing. Past the count the keys stay as they were.
+    contexts] and sums float32 [bucket, heads, most, 2], of which the first counts[i] splits count, as `attention_capture` left
+    them, retained_counts int32 [contexts + 1], reference_records int32 [slots, layers, 2] (`ReferenceRecord`), reference_mass
+    float32 [slots, layers, heads], reference_keys int32 [slots, layers, heads, capacity]. A row whose reference slot does not
+    exist writes nothing. Past the count the keys stay as they were.
     """
     bucket, heads, width = scores.sizes
     slots, layers, _, capacity = reference_keys.sizes
@@ -67,19 +65,16 @@ def attention_select(
             "counts": counts,
             "scores": scores,
             "sums": sums,
-            "out": out,
             "retained_counts": retained_counts,
             "reference_records": reference_records,
             "reference_mass": reference_mass,
             "reference_keys": reference_keys,
-            "reference_output": reference_output,
             "layer": layer,
         },
         constants={
             "SLOTS": slots,
             "LAYERS": layers,
             "HEADS": heads,
-            "HEAD_DIM": reference_output.sizes[3],
             "CAPACITY": capacity,
             "SCORES": width,
             "MOST": most,

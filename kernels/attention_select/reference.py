@@ -19,16 +19,13 @@ def attention_select(
     counts: Tensor,
     scores: Tensor,
     sums: Tensor,
-    out: Tensor,
     retained_counts: Tensor,
     reference_records: Tensor,
     reference_mass: Tensor,
     reference_keys: Tensor,
-    reference_output: Tensor,
     layer: int,
 ) -> None:
-    """Keys, mass, output and record of every row that has a reference slot."""
-    heads, head_dim = reference_output.shape[2:]
+    """Keys, mass and record of every row that has a reference slot."""
     for row, slot in with_slot(rows, len(reference_records)):
         n = int(rows[row, Row.POSITION]) + 1
         count = int(retained_counts[n])
@@ -39,6 +36,5 @@ def attention_select(
         every = (total * torch.exp(maximum - top)).sum(1)
         reference_keys[slot, layer, :, :count] = keys.int()
         reference_mass[slot, layer] = torch.exp(found.gather(1, keys) - top).sum(1) / every
-        reference_output[slot, layer] = out[row].view(heads, head_dim).float()
         reference_records[slot, layer, ReferenceRecord.GENERATION] = rows[row, Row.GENERATION]
         reference_records[slot, layer, ReferenceRecord.COUNT] = count

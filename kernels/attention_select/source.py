@@ -8,6 +8,19 @@ from ouro_build.kernels.references.source import slot_of
 
 # Before every score's place.
 LEAST = tl.constexpr(-0x80000000)
+# Passes that look where the k-th score should be. Where scores are like no known distribution the others find it.
+GUESSES = tl.constexpr(10)
+
+
+@triton.jit
+def joined(sums, count, SPLIT_TILE: tl.constexpr):
+    """(M, total): the largest score of a head, and the sum of exp(score - M) over all of them, from those of its splits."""
+    split = tl.arange(0, SPLIT_TILE)
+    written = split < tl.load(count)
+    maximum = tl.load(sums + split * 2, mask=written, other=float("-inf"))
+    total = tl.load(sums + split * 2 + 1, mask=written, other=0.0)
+    top = tl.max(maximum, 0)
+    return top, tl.sum(total * tl.exp(maximum - top), 0)
 
 
 @triton.jit
@@ -15,6 +28,13 @@ def score_at(place):
     """The score at an int32 place in the order of float32 values. Below -inf there is -inf, above inf what nothing reaches."""
     score = tl.where(place < 0, place ^ 0x7FFFFFFF, place).to(tl.float32, bitcast=True)
     return tl.where(place < -0x7F800001, float("-inf"), score)
+
+
+@triton.jit
+def place_of(score):
+    """The place of a score: `score_at` of it is the score."""
+    bits = score.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
@@ -29,38 +49,78 @@ def count_from(scores, n, least, TILE: tl.constexpr):
 
 
 @triton.jit
-def threshold_of(scores, n, k, SCORES: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr):
-    """(threshold, exact, ties): the `k` largest scores are those from the threshold on, if that is `exact`; else those above it
-    and the first `ties` of those equal to it.
+def normal_quantile(above):
+    """Where a standard normal distribution leaves the share `above` of it: Abramowitz and Stegun, 26.2.22, within 0.003."""
+    t = tl.sqrt(-2.0 * tl.log(tl.minimum(above, 1.0 - above)))
+    z = t - (2.30753 + 0.27061 * t) / (1.0 + (0.99229 + 0.04481 * t) * t)
+    return tl.where(above <= 0.5, z, -z)
 
-    A bit of the place of the k-th a pass, from the highest; it ends early where a threshold parts exactly k from the others.
+
+@triton.jit
+def guess_of(scores, n, k, SAMPLE: tl.constexpr):
+    """Where the `k`-th score of `n` would lie if they had a normal distribution, and their deviation, from a sample of them."""
+    score = tl.load(scores + (tl.arange(0, SAMPLE).to(tl.int64) * n // SAMPLE))
+    score = tl.where(score > float("-inf"), score, 0.0)
+    mean = tl.sum(score, 0) / SAMPLE
+    deviation = tl.sqrt(tl.maximum(tl.sum(score * score, 0) / SAMPLE - mean * mean, 0.0))
+    return mean + normal_quantile(k / n) * deviation, deviation
+
+
+@triton.jit
+def threshold_of(scores, n, k, top, guess, step, SCORES: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr):
+    """(threshold, exact, ties): the `k` largest scores are those from the threshold on, if that is `exact`; else those above it
+    and the first `ties` of those equal to it. `top` is the largest, `guess` where the k-th may be, within a few times `step`.
+
+    The place of the k-th lies between two, of which counts say so; a pass counts the scores from a place between them. The
+    first passes go to the guess, then on by growing steps until it is enclosed, then by proportion, a little towards the end
+    that is farther away, so that both come nearer; the others halve. It ends where a place parts exactly k from the others.
     HELD: all `n` scores fit a tile and are read once; else in every pass.
     """
     if HELD:
         lane = tl.arange(0, TILE)
         # What lies past n is read and put aside: bounds known in advance leave whole vectors to be loaded.
         held = tl.where(lane < n, tl.load(scores + lane, mask=lane < SCORES, other=float("-inf")), float("-inf"))
-    threshold = n * 0 + LEAST
-    found = n
-    above = n * 0
-    shift = n * 0 + 31
-    while (shift >= 0) & (found != k):
-        higher = threshold ^ ((n * 0 + 1) << shift)
-        least = score_at(higher)
+    low, from_low = n * 0 + LEAST, n
+    high, from_high = place_of(top) + 1, n * 0
+    left = n * 0 + GUESSES
+    while (from_low != k) & (low + 1 < high):
+        place = place_of(guess)
+        if left <= 0:
+            place = (low >> 1) + (high >> 1) + (low & high & 1)
+        place = tl.minimum(tl.maximum(place, low + 1), high - 1)
+        least = score_at(place)
         count = tl.sum((held >= least).to(tl.int32), 0) if HELD else count_from(scores, n, least, TILE)
         enough = count >= k
-        above = tl.where(enough, above, count)
-        found = tl.where(enough, count, found)
-        threshold = tl.where(enough, higher, threshold)
-        shift -= 1
-    return score_at(threshold), found == k, k - above
+        low = tl.where(enough, place, low)
+        from_low = tl.where(enough, count, from_low)
+        high = tl.where(enough, high, place)
+        from_high = tl.where(enough, from_high, count)
+        if from_high == 0:
+            guess = least + step
+        elif low == LEAST:
+            guess = least - step
+        else:
+            between = (from_low - from_high).to(tl.float32)
+            aside = tl.where(between < 8, 0.0, tl.sqrt(between) * 0.5)
+            missed = (from_low - k).to(tl.float32)
+            missed += tl.where(missed * 2 > between, -aside, aside)
+            guess = score_at(low) + (score_at(high) - score_at(low)) * (missed / between)
+        step *= 4.0
+        left -= 1
+    return score_at(low), from_low == k, k - from_high
+
+
+@triton.jit
+def by_fours(x, TILE: tl.constexpr):
+    """Sums of four neighbours each: those that a thread holds, so that it keeps one sum in the place of four."""
+    return tl.sum(tl.reshape(x, (TILE // 4, 4)), 1)
 
 
 @triton.jit
 def write_above(scores, keys, n, threshold, top, TILE: tl.constexpr):
     """The places of all scores from `threshold` on, in ascending order; returns a lane's sum of exp(score - top) over them."""
     lane = tl.arange(0, TILE)
-    mass = tl.zeros((TILE,), tl.float32)
+    mass = tl.zeros((TILE // 4,), tl.float32)
     first = n * 0
     score = tl.load(scores + lane, mask=lane < n, other=0.0)
     for start in range(0, n, TILE):
@@ -69,7 +129,7 @@ def write_above(scores, keys, n, threshold, top, TILE: tl.constexpr):
         chosen = (at < n) & (score >= threshold)
         one = chosen.to(tl.int32)
         tl.store(keys + first + tl.cumsum(one, 0) - one, at, mask=chosen)
-        mass += tl.where(chosen, tl.exp(score - top), 0.0)
+        mass += by_fours(tl.where(chosen, tl.exp(score - top), 0.0), TILE)
         first += tl.sum(one, 0)
         score = later
     return mass
@@ -79,7 +139,7 @@ def write_above(scores, keys, n, threshold, top, TILE: tl.constexpr):
 def write_with_ties(scores, keys, n, k, threshold, ties, top, TILE: tl.constexpr):
     """As `write_above`, of the scores above `threshold` and the first `ties` of those equal to it, `k` in all."""
     lane = tl.arange(0, TILE)
-    mass = tl.zeros((TILE,), tl.float32)
+    mass = tl.zeros((TILE // 4,), tl.float32)
     first = n * 0
     tied = n * 0
     for start in range(0, n, TILE):
@@ -94,7 +154,7 @@ def write_with_ties(scores, keys, n, k, threshold, ties, top, TILE: tl.constexpr
         chosen = higher | (equal & (equal_before < ties))
         index = first + higher_before + tl.minimum(equal_before, ties)
         tl.store(keys + index, at, mask=chosen & (index < k))
-        mass += tl.where(chosen, tl.exp(score - top), 0.0)
+        mass += by_fours(tl.where(chosen, tl.exp(score - top), 0.0), TILE)
         last = tl.sum(higher.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
         first += last & 0xFFFF
         tied += last >> 16
@@ -103,47 +163,46 @@ def write_with_ties(scores, keys, n, k, threshold, ties, top, TILE: tl.constexpr
 
 @triton.jit
 def attention_select(
-    rows, counts, scores, sums, out, retained_counts, reference_records, reference_mass, reference_keys, reference_output,
-    layer, SLOTS: tl.constexpr, LAYERS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, CAPACITY: tl.constexpr,
-    SCORES: tl.constexpr, MOST: tl.constexpr, SPLIT_TILE: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr,
+    rows, counts, scores, sums, retained_counts, reference_records, reference_mass, reference_keys, layer,
+    SLOTS: tl.constexpr, LAYERS: tl.constexpr, HEADS: tl.constexpr, CAPACITY: tl.constexpr, SCORES: tl.constexpr,
+    MOST: tl.constexpr, SPLIT_TILE: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
     wait(PROGRAMMATIC)
     row = tl.program_id(0)
     head = tl.program_id(1)
-    slot = slot_of(rows + row * 8, SLOTS)
-    if slot >= 0:
-        n = tl.load(rows + row * 8 + 1) + 1
+    record = rows + row * 8
+    row_head = row.to(tl.int64) * HEADS + head
+    scores += row_head * SCORES
+    if slot_of(record, SLOTS) >= 0:
+        n = tl.load(record + 1) + 1
         k = tl.load(retained_counts + n)
-        row_head = row.to(tl.int64) * HEADS + head
-        slot_layer = slot.to(tl.int64) * LAYERS + layer
-        place = slot_layer * HEADS + head
-        scores += row_head * SCORES
-        split = tl.arange(0, SPLIT_TILE)
-        written = split < tl.load(counts + row)
-        sums_at = sums + (row_head * MOST + split) * 2
-        maximum = tl.load(sums_at, mask=written, other=float("-inf"))
-        total = tl.load(sums_at + 1, mask=written, other=0.0)
-        top = tl.max(maximum, 0)
-        total = tl.sum(total * tl.exp(maximum - top), 0)
-
+        top, total = joined(sums + row_head * MOST * 2, counts + row, SPLIT_TILE)
+        # A quotient is one value to hold over the search; the last step of the total's sum would be put off until after it.
+        share = 1.0 / total
+        guess, deviation = guess_of(scores, n, k, TILE // 4)
+        step = deviation * 0.125
         if n <= HELD // 4:
-            threshold, exact, ties = threshold_of(scores, n, k, SCORES, HELD // 4, True)
+            threshold, exact, ties = threshold_of(scores, n, k, top, guess, step, SCORES, HELD // 4, True)
         elif n <= HELD // 2:
-            threshold, exact, ties = threshold_of(scores, n, k, SCORES, HELD // 2, True)
+            threshold, exact, ties = threshold_of(scores, n, k, top, guess, step, SCORES, HELD // 2, True)
         elif n <= HELD:
-            threshold, exact, ties = threshold_of(scores, n, k, SCORES, HELD, True)
+            threshold, exact, ties = threshold_of(scores, n, k, top, guess, step, SCORES, HELD, True)
         else:
-            threshold, exact, ties = threshold_of(scores, n, k, SCORES, HELD // 4, False)
-        keys = reference_keys + place * CAPACITY
+            threshold, exact, ties = threshold_of(scores, n, k, top, guess, step, SCORES, HELD // 4, False)
+        # The row is asked again, from here on and once more below: held meanwhile, what it says would take registers from the
+        # loops. The barrier keeps the compiler from taking the answers for those from before.
+        tl.debug_barrier()
+        n = tl.load(record + 1) + 1
+        slot_layer = tl.load(record + 5).to(tl.int64) * LAYERS + layer
+        keys = reference_keys + (slot_layer * HEADS + head) * CAPACITY
         if exact:
             mass = write_above(scores, keys, n, threshold, top, TILE)
         else:
             mass = write_with_ties(scores, keys, n, k, threshold, ties, top, TILE)
-        tl.store(reference_mass + place, tl.sum(mass, 0) / total)
-        d = tl.arange(0, HEAD_DIM)
-        tl.store(reference_output + place * HEAD_DIM + d, tl.load(out + row_head * HEAD_DIM + d).to(tl.float32))
+        slot_layer = tl.load(record + 5).to(tl.int64) * LAYERS + layer
+        tl.store(reference_mass + slot_layer * HEADS + head, tl.sum(mass, 0) * share)
         if head == 0:
-            tl.store(reference_records + slot_layer * 2, tl.load(rows + row * 8 + 6))
+            tl.store(reference_records + slot_layer * 2, tl.load(record + 6))
             tl.store(reference_records + slot_layer * 2 + 1, k)

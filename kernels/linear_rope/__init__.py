@@ -21,6 +21,7 @@ KERNEL = Kernel(
         "mixes two of these and is rounded once more",
     ),
     early=("weight",),
+    layered=("kv",),
 )
 
 

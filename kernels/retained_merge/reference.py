@@ -16,24 +16,25 @@ def retained_merge(
     reference_mass: Tensor,
     reference_output: Tensor,
     reference_contribution: Tensor,
+    attended: Tensor | None,
     out: Tensor | None,
     layer: int,
     CAPACITY: int,
-    CAPTURES: bool,
 ) -> None:
-    """Store capturing rows' contributions; give consuming rows O + m * (A - C)."""
+    """Store capturing rows' outputs and contributions; give consuming rows O + m * (A - C)."""
     for row in active(rows)[0].tolist():
-        capture = CAPTURES and (out is None or int(rows[row, Row.MODE]) == Mode.CAPTURE)
+        captured = attended if out is None or int(rows[row, Row.MODE]) == Mode.CAPTURE else None
         if count_of(rows[row], reference_records, layer, CAPACITY) == 0:
-            if out is not None and not capture:
+            if out is not None and captured is None:
                 out[row] = float("nan")
             continue
         slot = int(rows[row, Row.REFERENCE_SLOT])
-        attended = _merged(partial[row], sums[row])
-        if capture:
-            reference_contribution[slot, layer] = attended
+        retained = _merged(partial[row], sums[row])
+        if captured is not None:
+            reference_output[slot, layer] = captured[row].view_as(retained).float()
+            reference_contribution[slot, layer] = retained
         elif out is not None:
-            correction = reference_mass[slot, layer, :, None] * (attended - reference_contribution[slot, layer])
+            correction = reference_mass[slot, layer, :, None] * (retained - reference_contribution[slot, layer])
             out[row] = (reference_output[slot, layer] + correction).flatten().to(out.dtype)
 
 

@@ -9,9 +9,9 @@ from ouro_build.kernels.references.source import count_of, slot_of
 
 @triton.jit
 def retained_merge(
-    rows, partial, sums, reference_records, reference_mass, reference_output, reference_contribution, out, layer,
-    SLOTS: tl.constexpr, LAYERS: tl.constexpr, CAPACITY: tl.constexpr, CAPTURES: tl.constexpr, CONSUMES: tl.constexpr,
-    SPLITS: tl.constexpr, SPLIT_TILE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    rows, partial, sums, reference_records, reference_mass, reference_output, reference_contribution, attended,
+    out, layer, SLOTS: tl.constexpr, LAYERS: tl.constexpr, CAPACITY: tl.constexpr, CAPTURES: tl.constexpr,
+    CONSUMES: tl.constexpr, SPLITS: tl.constexpr, SPLIT_TILE: tl.constexpr, HEAD_DIM: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
@@ -43,14 +43,15 @@ def retained_merge(
             )  # fmt: skip
             y = tl.sum(parts * share[:, None], 0) / tl.sum(total * share, 0)
             place = (slot.to(tl.int64) * LAYERS + layer) * heads + tl.program_id(1)
+            output = reference_output + place * HEAD_DIM + d
             contribution = reference_contribution + place * HEAD_DIM + d
             if mode == 1:
                 if CAPTURES:
+                    tl.store(output, tl.load(attended + row_head * HEAD_DIM + d).to(tl.float32))
                     tl.store(contribution, y)
             else:
                 if CONSUMES:
-                    remembered = tl.load(reference_output + place * HEAD_DIM + d)
-                    corrected = remembered + tl.load(reference_mass + place) * (y - tl.load(contribution))
+                    corrected = tl.load(output) + tl.load(reference_mass + place) * (y - tl.load(contribution))
                     tl.store(out + row_head * HEAD_DIM + d, corrected.to(out.dtype.element_ty))
         elif CONSUMES:
             lost = tl.full((HEAD_DIM,), float("nan"), tl.float32)

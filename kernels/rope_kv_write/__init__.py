@@ -16,6 +16,7 @@ KERNEL = Kernel(
         relative={"bfloat16": 2**-7, "float16": 2**-10, "float32": 2e-6},
         reason="a product may be fused with the sum; the result is rounded once",
     ),
+    layered=("kv",),
 )
 
 _ELEMENTS = 2048  # of a program: 16 bytes a thread for each half in half-width types

@@ -130,8 +130,7 @@ def sparse_attentions(part: Part, dtype: str, bucket: int, heads: int, kv_heads:
     rows, q = buffer("rows", "int32", bucket, 8), buffer("q", dtype, bucket, heads, HEAD_DIM)
     for form in attention.forms():
         recorder = Recorder(ProgramKey("recurrent", bucket, *form))
-        attend = attention.of(*form)(recorder, rows)
-        attend(q, buffer("out", dtype, bucket, heads * HEAD_DIM), 3)
+        attention.of(*form)(recorder, rows)(q, 3)
         yield from recorder.plan().launches
 
 

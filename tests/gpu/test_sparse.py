@@ -107,6 +107,19 @@ def test_capture_gives_the_dense_output_bit_for_bit(shape: tuple[int, int, int],
         assert bits(scene.run(CAPTURED, mode)).equal(dense)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_slot_remembers_its_own_rows_output(shape: tuple[int, int, int], dtype: str) -> None:
+    for mode in ("capture", "mixed"):
+        scene = Scene(dtype, "cuda", shape)
+        want = scene.remembered["reference_output"]
+        out = scene.run(CAPTURED, mode)
+        for i, row in enumerate(CAPTURED):
+            if row is not None:
+                want[row.slot, LAYER] = out[i].float()
+        assert bits(scene.remembered["reference_output"]).equal(bits(want)), mode
+
+
 def test_capture_gives_the_dense_output_in_long_contexts(long: Scene) -> None:
     assert bits(long.run(LONG_ROWS, "capture")).equal(bits(long.run(LONG_ROWS, "dense")))
 

@@ -49,6 +49,19 @@ def test_capture_gives_the_dense_output_bit_for_bit(shape: tuple[int, int, int])
     assert bits(scene.run(CAPTURED, "capture")).equal(bits(scene.run(CAPTURED, "dense")))
 
 
+@pytest.mark.parametrize("mode", ["capture", "mixed"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_every_slot_remembers_its_own_rows_output(dtype: str, mode: str) -> None:
+    """In float32, bit for bit, at its layer; what no row names stays as it was."""
+    scene = Scene(dtype, shape=(6, 2, 16))
+    want = scene.remembered["reference_output"]
+    out = scene.run(CAPTURED, mode)
+    for i, row in enumerate(CAPTURED):
+        if row is not None:
+            want[row.slot, LAYER] = out[i].float()
+    assert bits(scene.remembered["reference_output"]).equal(bits(want))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_consuming_at_the_source_loop_gives_the_output_back(shape: tuple[int, int, int]) -> None:
     scene = Scene(shape=shape)
@@ -68,9 +81,9 @@ def test_retaining_all_keys_gives_dense_attention() -> None:
 
 def test_a_retention_of_one_is_the_dense_program_in_every_mode() -> None:
     scene = Scene(retention=1.0)
-    dense = scene.plan("dense").launches
+    dense = scene.plan("dense")[0].launches
     for mode, variant in (("capture", ""), ("consume", ""), ("mixed", ""), ("mixed", "no_capture")):
-        found = scene.plan(mode, variant).launches
+        found = scene.plan(mode, variant)[0].launches
         assert [(x.specialization, x.grid) for x in found] == [(x.specialization, x.grid) for x in dense]
 
 

@@ -9,7 +9,7 @@ from tests.kernel_cases import PART, Case, normal
 from tests.kernel_harness import buffer, poisoned, row_records
 
 KINDS = ("distinct", "ties", "few values", "one value", "zeros", "infinities", "tiny", "descending")
-SLOTS, LAYERS, HEAD_DIM, SPLITS = 5, 2, 16, 3
+SLOTS, LAYERS, SPLITS = 5, 2, 3
 
 
 def scores(kind: str, heads: int, width: int, device: str) -> Tensor:
@@ -46,19 +46,16 @@ def case(kind: str, device: str = "cpu", width: int = 4096, retention: float = 0
         "counts": buffer("counts", "int32", bucket),
         "scores": buffer("scores", "float32", bucket, heads, width),
         "sums": buffer("sums", "float32", bucket, heads, SPLITS, 2),
-        "out": buffer("out", "bfloat16", bucket, heads * HEAD_DIM),
         "retained_counts": buffer("retained_counts", "int32", width + 1),
         "reference_records": buffer("reference_records", "int32", SLOTS, LAYERS, 2),
         "reference_mass": buffer("reference_mass", "float32", *place),
         "reference_keys": buffer("reference_keys", "int32", *place, capacity),
-        "reference_output": buffer("reference_output", "float32", *place, HEAD_DIM),
     }
     tensors = {name: poisoned(found, device=device) for name, found in buffers.items()}
     tensors["rows"] = row_records(
         [0, 1, -1, 2, 3, 4], device, position=positions, reference_slot=slots, generation=[9, 8, -1, 7, 6, 5]
     )  # fmt: skip
     tensors["retained_counts"] = torch.from_numpy(retained_counts(width, retention).copy()).to(device)
-    tensors["out"] = normal(device, "bfloat16", *tensors["out"].shape)
     for row, position in enumerate(positions):
         n = position + 1
         tensors["scores"][row, :, :n] = scores(kind, heads, n, device)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
-from ouro_build.artifacts.plan import Buffer, Edge, Launch, Options, Plan, Pool, ProgramKey, Specialization
+from ouro_build.artifacts.plan import Argument, Buffer, Edge, Launch, Options, Plan, Pool, ProgramKey, Specialization
 from ouro_build.builder.buffers import Buffers
 
 MODEL = ModelConfig(
@@ -38,24 +38,31 @@ def nothing_early(kernel: str) -> tuple[str, ...]:
     return ()
 
 
+def nothing_layered(kernel: str) -> tuple[str, ...]:
+    """For kernels that touch all of their buffers."""
+    return ()
+
+
 def launch(
     written: Sequence[Buffer],
     read: Sequence[Buffer] = (),
     after: Sequence[int] | None = None,
     grid: tuple[int, int, int] = (1, 1, 1),
+    layer: Argument | None = None,
 ) -> Launch:
     """A launch of the kernel named by how many buffers it writes. `after` None: `plan` makes it wait for the one before."""
+    layers = () if layer is None else (layer,)
     names = [f"out{i}" for i in range(len(written))] + [f"in{i}" for i in range(len(read))]
     specialization = Specialization(
         kernel=str(len(written)),
         contract=1,
-        types=tuple((name, "*fp32") for name in names),
+        types=(*((name, "*fp32") for name in names), *(("layer", "i32") for _ in layers)),
         constants=(),
         divisible=(),
         options=Options(num_warps=1, num_stages=1),
     )
     edges = ((-1, Edge.FULL),) if after is None else tuple((i, Edge.FULL) for i in after)
-    return Launch(specialization=specialization, grid=grid, arguments=(*written, *read), after=edges)
+    return Launch(specialization=specialization, grid=grid, arguments=(*written, *read, *layers), after=edges)
 
 
 def plan(*launches: Launch, bucket: int = 1) -> Plan:

@@ -17,7 +17,18 @@ from ouro_build.builder.checker import check
 from ouro_build.builder.planner import align, persistent, place, workspace
 from ouro_build.builder.programs import Programs
 from ouro_build.runtime.memory import ALIGNMENT
-from tests.unit.builder.plans import GEOMETRY, MODEL, launch, nothing_early, nothing_updated, plan, random_plans, work, writes
+from tests.unit.builder.plans import (
+    GEOMETRY,
+    MODEL,
+    launch,
+    nothing_early,
+    nothing_layered,
+    nothing_updated,
+    plan,
+    random_plans,
+    work,
+    writes,
+)
 
 BUFFERS = make_buffers(MODEL, GEOMETRY, {"w": Buffer("w", Pool.WEIGHTS, "float32", (100,), 512)})
 
@@ -26,7 +37,7 @@ BUFFERS = make_buffers(MODEL, GEOMETRY, {"w": Buffer("w", Pool.WEIGHTS, "float32
 @given(random_plans(BUFFERS))
 def test_any_plan_is_placed_so_that_the_checker_agrees(plans: tuple[Plan, ...]) -> None:
     placement = place(plans, BUFFERS)
-    check(placement.plans, placement.buffers, placement.pools, writes, nothing_updated, nothing_early)
+    check(placement.plans, placement.buffers, placement.pools, writes, nothing_updated, nothing_early, nothing_layered)
 
 
 @settings(max_examples=100)

@@ -3,6 +3,7 @@
 from collections import Counter
 from functools import cache
 
+import msgspec
 import pytest
 
 from ouro_build.artifacts.columns import decode_plan
@@ -19,14 +20,14 @@ GIB = 1 << 30
 
 
 @cache
-def planned(retention: float = 0.25, modes: tuple[str, ...] = SPARSE_MODES) -> Target:
+def planned(retention: float = 0.25, modes: tuple[str, ...] = SPARSE_MODES, layers: int = MODEL.layers) -> Target:
     sparse = {"sparse_modes": modes, "key_retention": retention}
     if retention < 1 and len(modes) > 1:
         sparse |= {"key_capacity": CAPACITY, "reference_slots": SLOTS}
     geometry = Geometry(
         buckets=(1, 2), prefill_buckets=(16,), max_context=128, max_requests=2, block_size=16, **sparse  # type: ignore[arg-type]
     )  # fmt: skip
-    return plan_target(MODEL, geometry, find_part("h200"), 4 * GIB)
+    return plan_target(msgspec.structs.replace(MODEL, layers=layers), geometry, find_part("h200"), 4 * GIB)
 
 
 def kernels(target: Target, mode: str, variant: str = "", bucket: int = 2) -> Counter[str]:
@@ -63,6 +64,20 @@ def test_what_each_mode_launches() -> None:
     assert kernels(planned(), "mixed", "no_capture") == dense + retained + Counter(route_rows=1)
 
 
+def test_who_captures_has_its_output_read_and_who_consumes_written() -> None:
+    """By the last launch of a layer's attention; in mixed programs, where both may be, it is one buffer."""
+    forms = (("capture", ""), ("consume", ""), ("mixed", ""), ("mixed", "no_capture"))
+    names = []
+    for form in forms:
+        launches = plan(planned(), *form, 2).launches
+        selected = [dict(x.buffers()) for x in launches if x.specialization.kernel == "attention_select"]
+        assert not any({"out", "attended", "reference_output"} & set(x) for x in selected), "selecting waits for no output"
+        found = [dict(x.buffers()) for x in launches if x.specialization.kernel == "retained_merge"]
+        names.append({tuple(name for name in ("attended", "out") if name in x) for x in found})
+        assert all(x["attended"] == x["out"] for x in found if {"attended", "out"} <= set(x))
+    assert names == [{("attended",)}, {("out",)}, {("attended", "out")}, {("out",)}]
+
+
 def test_dense_programs_do_not_depend_on_the_other_modes() -> None:
     for bucket in (1, 2):
         one, other = (plan(t, "dense", bucket=bucket) for t in (planned(), planned(modes=("dense",))))
@@ -91,3 +106,40 @@ def test_the_reference_pool_is_there_where_rows_remember(modes: tuple[str, ...])
     assert all(b.offset + b.bytes <= target.pools[Pool.REFERENCES] for b in pool)
     # A slot's parts lie in one piece each: retiring is one write a buffer.
     assert all(b.sizes[0] == SLOTS for b in pool if b.name != "retained_counts")
+
+
+def ancestors(plan: Plan) -> list[set[int]]:
+    """The launches that come before each."""
+    found: list[set[int]] = []
+    for launch in plan.launches:
+        found.append({i for at, _ in launch.after for i in (at, *found[at])})
+    return found
+
+
+def places(plan: Plan, kernel: str) -> list[int]:
+    """Where a plan launches a kernel, layer by layer."""
+    return [at for at, launch in enumerate(plan.launches) if launch.specialization.kernel == kernel]
+
+
+def test_what_a_capture_remembers_is_made_beside_the_layers_that_follow() -> None:
+    layers = 5
+    captured = plan(planned(layers=layers), "capture")
+    before = ancestors(captured)
+    names = ("attention_capture", "attention_merge", "attention_select", "attention_retained", "retained_merge")
+    capture, merge, select, retained, remember = (places(captured, name) for name in names)
+    for layer in range(layers):
+        made = {select[layer], retained[layer], remember[layer]}
+        assert {capture[layer], merge[layer], select[layer], retained[layer]} < before[remember[layer]]
+        assert merge[layer] not in before[select[layer]], "selecting does not wait for the layer's output"
+        if layer + 1 < layers:
+            assert not made & before[capture[layer + 1]]
+            assert made < before[select[layer + 1]]
+        for later in range(layer + 2, layers):
+            assert made < before[capture[later]], "at most two layers' scores are kept"
+    assert before[-1] == set(range(len(captured.launches) - 1)), "a loop ends when all of it has"
+
+
+@pytest.mark.parametrize(("mode", "variant"), [("dense", ""), ("consume", ""), ("mixed", ""), ("mixed", "no_capture")])
+def test_other_modes_are_chains(mode: str, variant: str) -> None:
+    launches = plan(planned(), mode, variant).launches
+    assert [[at for at, _ in launch.after] for launch in launches] == [[], *([at] for at in range(len(launches) - 1))]

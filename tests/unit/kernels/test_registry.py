@@ -89,6 +89,14 @@ def test_reference_takes_what_launches_have(name: str) -> None:
     assert set(registry.kernel(name).updates) <= set(registry.kernel(name).writes)
 
 
+@pytest.mark.parametrize("name", registry.NAMES)
+def test_a_kernel_with_layered_buffers_is_told_the_layer_of_each_launch(name: str) -> None:
+    layered, parameters = set(registry.kernel(name).layered), source_parameters(name)
+    mine = [launch for launch in recorded() if launch.specialization.kernel == name]
+    assert layered <= {argument for launch in mine for argument, _ in launch.buffers()}
+    assert not layered or ("layer" in parameters and all(isinstance(launch.named()["layer"], int) for launch in mine))
+
+
 def test_kernels_know_the_size_of_the_matrix_that_is_stored() -> None:
     """A matrix's buffer has the shape of its blocks: the launch rules take its size from other buffers."""
     seen = set()

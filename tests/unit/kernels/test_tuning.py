@@ -39,7 +39,8 @@ def table(*entries: Entry, arch: str = "sm_90") -> TuningTable:
 
 EXACT, FEWER, MORE = entry(1, 4, SITE.sizes), entry(2, 2, SITE.sizes), entry(3, 8, SITE.sizes)
 KIND, ANY, OTHER = entry(4, 8, kind="deep"), entry(5, 0, kind="deep"), entry(6, 16, SITE.sizes)
-ORDER = (EXACT, MORE, FEWER, KIND, ANY)
+KIND_EXACT, KIND_FEWER = entry(7, 4, kind="deep"), entry(8, 1, kind="deep")
+ORDER = (EXACT, MORE, FEWER, KIND_EXACT, KIND, KIND_FEWER, ANY)
 """The best first."""
 
 
