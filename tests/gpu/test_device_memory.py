@@ -148,7 +148,7 @@ def test_a_file_fills_the_pool(
     chunk = MIB
     monkeypatch.setattr(weights_file, "CHUNK", chunk)
     if way == "staged":
-        monkeypatch.setattr(upload, "_registered", lambda *_: False)
+        monkeypatch.setattr(upload, "_able", lambda _: False)
     content = random_bytes(4096 + 39 * MIB + 77).tobytes()
     path = tmp_path / "weights.safetensors"
     path.write_bytes(content)

@@ -25,6 +25,7 @@ from ouro_build.runtime.images import Images
 from ouro_build.runtime.launch import LaunchExecutor
 from ouro_build.runtime.machine import describe, probe
 from ouro_build.runtime.relocate import RelocatedPlans
+from tests.gpu.alone import ALONE
 from tests.gpu.sample_kernels import affine, turn
 
 MACHINE = probe()
@@ -185,6 +186,7 @@ def test_restoring_is_counted_and_quick(rig: Rig) -> None:
     graphs.close()
 
 
+@ALONE
 def test_replaying_allocates_nothing(rig: Rig) -> None:
     graphs = GraphExecutor(rig.memory, rig.plans, rig.images.kernels)
     for key in rig.plans.keys:

@@ -20,12 +20,17 @@ GIB = 1 << 30
 
 
 @cache
-def planned(retention: float = 0.25, modes: tuple[str, ...] = SPARSE_MODES, layers: int = MODEL.layers) -> Target:
+def planned(
+    retention: float = 0.25,
+    modes: tuple[str, ...] = SPARSE_MODES,
+    layers: int = MODEL.layers,
+    buckets: tuple[int, ...] = (1, 2),
+) -> Target:
     sparse = {"sparse_modes": modes, "key_retention": retention}
     if retention < 1 and len(modes) > 1:
         sparse |= {"key_capacity": CAPACITY, "reference_slots": SLOTS}
     geometry = Geometry(
-        buckets=(1, 2), prefill_buckets=(16,), max_context=128, max_requests=2, block_size=16, **sparse  # type: ignore[arg-type]
+        buckets=buckets, prefill_buckets=(16,), max_context=128, max_requests=buckets[-1], block_size=16, **sparse  # type: ignore[arg-type]
     )  # fmt: skip
     return plan_target(msgspec.structs.replace(MODEL, layers=layers), geometry, find_part("h200"), 4 * GIB)
 
@@ -139,7 +144,18 @@ def test_what_a_capture_remembers_is_made_beside_the_layers_that_follow() -> Non
     assert before[-1] == set(range(len(captured.launches) - 1)), "a loop ends when all of it has"
 
 
+def is_chain(plan: Plan) -> bool:
+    return [[at for at, _ in launch.after] for launch in plan.launches] == [[], *([at] for at in range(len(plan.launches) - 1))]
+
+
 @pytest.mark.parametrize(("mode", "variant"), [("dense", ""), ("consume", ""), ("mixed", ""), ("mixed", "no_capture")])
 def test_other_modes_are_chains(mode: str, variant: str) -> None:
-    launches = plan(planned(), mode, variant).launches
-    assert [[at for at, _ in launch.after] for launch in launches] == [[], *([at] for at in range(len(launches) - 1))]
+    assert is_chain(plan(planned(), mode, variant))
+
+
+def test_selections_that_would_hold_the_layers_up_are_made_in_sequence() -> None:
+    # 4 heads: selections of 8 rows take a quarter of 132 multiprocessors, those of 9 more; from 34 rows on they share them.
+    buckets = (8, 9, 33, 34)
+    target = planned(buckets=buckets)
+    assert [is_chain(plan(target, "capture", bucket=bucket)) for bucket in buckets] == [False, True, True, False]
+    assert kernels(target, "capture", bucket=9) == kernels(target, "capture", bucket=8)
