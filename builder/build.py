@@ -17,17 +17,19 @@ from ouro_build.builder.compile import Job, compile_images, jobs
 from ouro_build.builder.oracle import make_oracle
 from ouro_build.builder.plan_target import Preparation, Target
 from ouro_build.builder.toolchain import Toolchain, find_toolchain
+from ouro_build.builder.tuned import spilled_shapes
 
 
 @dataclass(frozen=True)
 class Built:
-    """A published artifact. `cached` of its `images` distinct images came from the cache."""
+    """A published artifact. `cached` of its `images` distinct images came from the cache; `notes` are to be told."""
 
     path: Path
     identity: str
     manifest: Manifest
     images: int
     cached: int
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,12 @@ def build(
         files[ORACLE] = encode_oracle(_oracle(preparation))
         report.phase("publishing")
         written = write_artifact(folder, manifest, files)
-    return Built(output, identity(encode_manifest(written)), written, len(compiled.images), compiled.cached)
+    notes = [
+        note
+        for target, record in zip(preparation.targets, written.targets, strict=True)
+        for note in spilled_shapes(record, target.index.specializations, toolchain.triton)
+    ]
+    return Built(output, identity(encode_manifest(written)), written, len(compiled.images), compiled.cached, tuple(notes))
 
 
 def _jobs(target: Target, toolchain: Toolchain) -> tuple[Job, ...]:

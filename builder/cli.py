@@ -171,6 +171,8 @@ def cli(
         out.data(BuildResult(path="", identity="", targets=_targets(preparation)), lambda result: _drawn(result, preparation))
         return
     built = _build(preparation, output, workers or os.cpu_count() or 1, cache_dir, force)
+    for note in built.notes:
+        out.say(note)
     result = BuildResult(path=str(output), identity=built.identity, targets=_targets(preparation))
     out.data(result, lambda _: _drawn(result, preparation))
     _warm(built, preparation, record, out)

@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ouro_build.artifacts.errors import CompileError, UsageError
+from ouro_build.artifacts.manifest import TargetRecord
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Plan, Specialization
-from ouro_build.artifacts.tuning import Entry, TuningTable, decode_table
+from ouro_build.artifacts.tuning import FORMS, Entry, TuningTable, decode_table
 from ouro_build.builder.cache import Image
 from ouro_build.builder.limits import check_limits
 from ouro_build.kernels.sites import site_of
@@ -81,6 +82,22 @@ def check_image(
         raise entry_error(entry, part.arch, error.what) from error
     if image.spills and specialization not in kept:
         raise entry_error(entry, part.arch, f"a thread spills {image.spills} bytes on {part.arch}")
+
+
+def spilled_shapes(target: TargetRecord, specializations: Sequence[Specialization], triton: str) -> tuple[str, ...]:
+    """A sentence if images of `target`, one a specialisation, spill where tables or rules chose their shape for a Triton that
+    needs fewer registers than version `triton`."""
+    worst: dict[str, int] = {}
+    for specialization, image in zip(specializations, target.images, strict=True):
+        if image.spills and specialization.kernel in FORMS:
+            worst[specialization.kernel] = max(image.spills, worst.get(specialization.kernel, 0))
+    if not worst:
+        return ()
+    named = ", ".join(f"{kernel} ({size} bytes a thread)" for kernel, size in sorted(worst.items()))
+    return (
+        f"on {target.part.name} these spill registers, which makes them slower: {named}. Triton {triton} needs more than the one "
+        "that their shapes were chosen with: build with a newer one, or find other shapes with ouro-artifact tune.",
+    )
 
 
 def _found(plans: Iterable[Plan], tuning: Tuning) -> Iterator[tuple[Specialization, Entry]]:

@@ -16,10 +16,11 @@ from ouro_build.builder.cache import Image
 from ouro_build.builder.cli import cli
 from ouro_build.builder.plan_target import prepare
 from ouro_build.builder.spec import BuildSpec
-from ouro_build.builder.tuned import check_image, check_tables, read_tables
+from ouro_build.builder.tuned import check_image, check_tables, read_tables, spilled_shapes
 from ouro_build.kernels.candidates import configuration
 from ouro_build.kernels.sites import attention_site, matrix_site
 from ouro_build.kernels.tuning import shipped
+from tests.artifact_maker import base_manifest, weights_record
 from tests.unit.artifacts.test_tuning import SHAPE, TABLE
 
 H200 = find_part("h200")
@@ -101,6 +102,27 @@ def test_an_entry_that_changes_nothing_may_spill_and_must_fit() -> None:
         check_image(H200, chosen, msgspec.structs.replace(IMAGE, shared=300 << 10), target.chosen, target.kept)
     (other,) = prepare(spec(GIVEN)).targets
     assert other.kept == frozenset()
+
+
+def test_what_spills_with_the_triton_that_is_there_is_said() -> None:
+    (target,) = prepare(spec()).targets
+    shapes = target.index.specializations
+    record = base_manifest(("h200",), weights_record()).targets[0]
+    images = {s: msgspec.structs.replace(record.images[0], spills=0) for s in shapes}
+
+    def said() -> tuple[str, ...]:
+        return spilled_shapes(msgspec.structs.replace(record, images=tuple(images[s] for s in shapes)), shapes, "3.6.0")
+
+    assert said() == ()
+    for s in shapes:
+        if s.kernel in ("embedding", "linear_few"):  # of which no table knows the first
+            images[s] = msgspec.structs.replace(images[s], spills=8 + s.options.num_warps)
+    (sentence,) = said()
+    widest = max(s.options.num_warps for s in shapes if s.kernel == "linear_few")
+    assert sentence.startswith(
+        f"on h200 these spill registers, which makes them slower: linear_few ({8 + widest} bytes a thread). "
+    )
+    assert "Triton 3.6.0" in sentence
 
 
 def test_files(tmp_path: Path) -> None:
