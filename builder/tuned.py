@@ -95,8 +95,8 @@ def spilled_shapes(target: TargetRecord, specializations: Sequence[Specializatio
         return ()
     named = ", ".join(f"{kernel} ({size} bytes a thread)" for kernel, size in sorted(worst.items()))
     return (
-        f"on {target.part.name} these spill registers, which makes them slower: {named}. Triton {triton} needs more than the one "
-        "that their shapes were chosen with: build with a newer one, or find other shapes with ouro-artifact tune.",
+        f"on {target.part.name} these spill registers, which makes them slower: {named}. Triton {triton} needs more than the "
+        "one that their shapes were chosen with: build with a newer one, or find other shapes with ouro-artifact tune.",
     )
 
 
