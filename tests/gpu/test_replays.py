@@ -1,8 +1,8 @@
 """Graphs replayed thousands of times over random states must leave, every time, the very bits that their launches leave.
 
-A race between kernels joined by programmatic edges shows here or nowhere: what a kernel may read too early is the workspace as
-an earlier replay left it. So states follow one another in random order, with nothing waited for, and other work comes and goes
-on the GPU meanwhile.
+A race between kernels joined by programmatic edges, or beside each other, shows here or nowhere: what a kernel may read too
+early is the workspace as an earlier replay left it. So states follow one another in random order, with nothing waited for, and
+other work comes and goes on the GPU meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 from ouro_build.artifacts.plan import Pool, ProgramKey
 from ouro_build.artifacts.reader import open_artifact
+from ouro_build.builder.sparse_spec import SparseSpec
 from ouro_build.runtime.device_memory import DeviceMemory
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.executor import Executor
@@ -38,14 +39,17 @@ STATES = 64
 SPAN = 200
 """Tokens of context that a row may have: enough for several splits of attention."""
 BUCKETS = (1, 8)
-LEFT = (Pool.KV, Pool.STATE, Pool.IO)
+MODES = ("dense", "capture", "consume")
+LEFT = (Pool.KV, Pool.STATE, Pool.IO, Pool.REFERENCES)
 """Pools through which a program leaves anything behind, and that hold all that it starts from."""
 
 
 @pytest.fixture(scope="module", params=[("mha-bf16", "bfloat16"), ("gqa-fp32", "float32")], ids=lambda p: p[1])
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     name, dtype = request.param
-    made = Rig(make(tmp_path_factory.mktemp(dtype), str(GOLDEN / name), dtype=dtype, buckets=BUCKETS, prefill_buckets=(16,)))
+    sparse = SparseSpec(MODES, 0.1)
+    folder = tmp_path_factory.mktemp(dtype)
+    made = Rig(make(folder, str(GOLDEN / name), dtype=dtype, buckets=BUCKETS, prefill_buckets=(16,), sparse=sparse))
     yield made
     made.pools.close()
 
@@ -92,8 +96,9 @@ class Rig:
 
 
 @pytest.mark.parametrize("bucket", BUCKETS)
-def test_ten_thousand_replays_leave_the_bits_of_launches(rig: Rig, bucket: int) -> None:
-    key = ProgramKey("recurrent", bucket)
+@pytest.mark.parametrize("mode", MODES)
+def test_ten_thousand_replays_leave_the_bits_of_launches(rig: Rig, bucket: int, mode: str) -> None:
+    key = ProgramKey("recurrent", bucket, mode)
     bursts = -(-REPLAYS // rig.manifest.model.loops)
     with torch.cuda.stream(rig.stream):
         states = [rig.state(key, seed) for seed in range(STATES)]
