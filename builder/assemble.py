@@ -46,7 +46,7 @@ def manifest(preparation: Preparation, work: Work, images: Images, weights: Weig
 def target_record(target: Target, work: Sequence[Job], images: Images, toolchain: Toolchain) -> TargetRecord:
     """The record of one part. Raises CompileError for an image that is over a limit of it."""
     for job in work:
-        check_image(target.part, job.specialization, images[job.key], target.chosen, target.kept)
+        check_image(target.part, job.specialization, images[job.key], target.chosen)
     index, columns = plan_paths(target.part.name)
     return TargetRecord(
         part=target.part,

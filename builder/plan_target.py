@@ -12,7 +12,7 @@ from ouro_build.artifacts.manifest import MemoryPlan
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.packing import weight_buffers
 from ouro_build.artifacts.parts import Part
-from ouro_build.artifacts.plan import Pool, Specialization
+from ouro_build.artifacts.plan import Pool
 from ouro_build.artifacts.tuning import TuningRecord, TuningTable
 from ouro_build.builder.budget import plan_memory
 from ouro_build.builder.buffers import make_buffers
@@ -21,7 +21,7 @@ from ouro_build.builder.planner import place
 from ouro_build.builder.programs import Programs
 from ouro_build.builder.source import Source, open_source
 from ouro_build.builder.spec import BuildSpec
-from ouro_build.builder.tuned import Chosen, chosen_entries, kept_shapes, unused_entries
+from ouro_build.builder.tuned import Chosen, chosen_entries, unused_entries
 from ouro_build.kernels import registry
 from ouro_build.kernels.spec import LOAD_TIME_DIVISORS
 from ouro_build.kernels.tuning import tuned
@@ -31,8 +31,7 @@ from ouro_build.kernels.tuning import tuned
 class Target:
     """What is planned for one part. `pools` are the bytes of the pools of fixed size.
 
-    `tuning` are the tables that were asked, `chosen` what entries of the given ones shaped, `kept` what of that is so
-    without them too, `notes` what is to be said of them.
+    `tuning` are the tables that were asked, `chosen` what entries of the given ones shaped, `notes` what is to be said of them.
     """
 
     part: Part
@@ -42,7 +41,6 @@ class Target:
     memory: MemoryPlan
     tuning: tuple[TuningRecord, ...]
     chosen: Chosen
-    kept: frozenset[Specialization]
     notes: tuple[str, ...]
 
 
@@ -99,6 +97,5 @@ def plan_target(
     index, columns = encode(placement.plans, placement.buffers, load_time)
     divided = plan_memory(part, model, geometry, placement.plans, placement.pools, memory)
     chosen = chosen_entries(placement.plans, with_tables.tuning, mine)
-    kept = kept_shapes(chosen, Programs(model, geometry, part, buffers).record()) if chosen else frozenset()
     records, notes = with_tables.tuning.records(part), unused_entries(placement.plans, with_tables.tuning, mine)
-    return Target(part, index, columns, placement.pools, divided, records, chosen, kept, notes)
+    return Target(part, index, columns, placement.pools, divided, records, chosen, notes)

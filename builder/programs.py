@@ -166,6 +166,7 @@ class Programs:
             dense("down", layer, gated, update)
             last = layer == m.layers - 1
             add_and_norm(b.weight("post_norm_2", layer), b.weight("norm") if last else b.weight("input_norm", layer + 1))
+        # One launch ends the loop: what runs next follows it alone, and may start early.
         recorder.add(
             exit_gate(part, rows=rows, x=x, weight=b.weight("gate"), bias=b.weight("gate_bias"), hidden=b.hidden,
                       row_state=b.row_state, gate_logits=b.gate_logits, exit_probability=b.exit_probability),

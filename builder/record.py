@@ -12,7 +12,7 @@ from ouro_build.artifacts.plan import Buffer, Dim, Edge, Launch, Plan, Pool, Pro
 class Recorder:
     """Collects the launches of one plan: a chain, and what runs beside it.
 
-    Each follows one other, in which it waits inside if it is programmatic, and may join more, which end before it starts.
+    Each follows one other, for which it waits inside if it is programmatic, and may join more, which end before it starts.
     """
 
     def __init__(self, key: ProgramKey) -> None:

@@ -90,7 +90,7 @@ class SparseAttention:
         """Attention of `rows` to all of their keys; their reference slots get what later loops need.
 
         No layer of this loop needs that, so it is made beside the layers that follow, unless it would hold them up. It stays at
-        most two behind: more would need more scores at a time than are worth their memory.
+        most two behind, so that two layers' scores are all that the workspace has to hold.
         """
         contexts = self._cut(recorder, rows)
         if hinders(self._part, rows.sizes[0], self._model.heads):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ouro_build.artifacts.errors import CompileError, UsageError
@@ -52,11 +52,6 @@ def chosen_entries(plans: Iterable[Plan], tuning: Tuning, tables: Sequence[Tunin
     return {specialization: entry for specialization, entry in _found(plans, tuning) if entry in given}
 
 
-def kept_shapes(chosen: Chosen, plain: Iterable[Plan]) -> frozenset[Specialization]:
-    """Those of `chosen` that `plain`, the plans without the given tables, launch too."""
-    return frozenset(launch.specialization for plan in plain for launch in plan.launches) & chosen.keys()
-
-
 def unused_entries(plans: Iterable[Plan], tuning: Tuning, tables: Sequence[TuningTable]) -> tuple[str, ...]:
     """A sentence for every table some of whose entries shaped nothing: such an entry is no error."""
     used = {entry for _, entry in _found(plans, tuning)}
@@ -65,23 +60,15 @@ def unused_entries(plans: Iterable[Plan], tuning: Tuning, tables: Sequence[Tunin
     return tuple(said.format(left, every, repr(name)) for name, every, left in counts if left)
 
 
-def check_image(
-    part: Part, specialization: Specialization, image: Image, chosen: Chosen, kept: Collection[Specialization] = ()
-) -> None:
-    """Raise CompileError if `image` is over a limit of `part`, or spills where an entry of a given table shaped it.
-
-    What is `kept` may spill: the build without the table has the same image, and tuning keeps what nothing was faster than.
-    """
-    entry = chosen.get(specialization)
-    if entry is None:
-        check_limits(part, specialization, image)
-        return
+def check_image(part: Part, specialization: Specialization, image: Image, chosen: Chosen) -> None:
+    """Raise CompileError if `image` is over a limit of `part`, naming the entry of a given table that shaped it, if one did."""
     try:
         check_limits(part, specialization, image)
     except CompileError as error:
+        entry = chosen.get(specialization)
+        if entry is None:
+            raise
         raise entry_error(entry, part.arch, error.what) from error
-    if image.spills and specialization not in kept:
-        raise entry_error(entry, part.arch, f"a thread spills {image.spills} bytes on {part.arch}")
 
 
 def spilled_shapes(target: TargetRecord, specializations: Sequence[Specialization], triton: str) -> tuple[str, ...]:

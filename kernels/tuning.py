@@ -24,13 +24,15 @@ class Tuning(NamedTuple):
     tables: tuple[TuningTable, ...]
 
     def find(self, site: Site) -> Entry | None:
-        """The entry for `site` of the first table that has one.
+        """The entry for `site` of the first table that has one; one for other rows yields to a later table's for the very rows.
 
         Of a table's entries those for the very sizes come before those for the kind; of each, one for the very rows first, then
         one whose rows fill the same tile (the fewest that are enough, else the most), then one for any rows.
         """
-        found = (_best(table, site) for table in self.tables)
-        return next((entry for entry in found if entry is not None), None)
+        found = [entry for entry in (_best(table, site) for table in self.tables) if entry is not None]
+        if not found or found[0].rows in (site.rows, 0):
+            return found[0] if found else None
+        return next((entry for entry in found if entry.rows == site.rows), found[0])
 
     def parameters(self, site: Site, form: type[AnyParameters]) -> AnyParameters | None:
         """The configuration for `site`, None if no table has one."""

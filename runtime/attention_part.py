@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ouro_build.artifacts.columns import Columns, GraphEntry, GraphStep, PlanIndex, decode, encode
+from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.manifest import TargetRecord
 from ouro_build.artifacts.plan import Argument, Buffer, Edge, Launch, Plan, ProgramKey
 from ouro_build.artifacts.reader import Artifact
@@ -36,18 +37,18 @@ def with_attention(index: PlanIndex, columns: Columns) -> tuple[PlanIndex, Colum
     return msgspec.structs.replace(made, graphs=(*index.graphs, *graphs)), numbers
 
 
-def attention_part(plan: Plan, place: Buffer) -> Plan:
+def attention_part(plan: Plan, room: Buffer) -> Plan:
     """What `plan` launches for attention, and before it what finds the rows; what is between these is passed over.
 
-    Queries are what the buffer at `place` holds, which must be as large: no plan made here writes there. No loop is entered
-    or left.
+    Queries are what lies in `room`: no plan made here writes there. No loop is entered or left. Raises UsageError if they do
+    not fit.
     """
     launches: list[Launch] = []
     ends: list[tuple[int, ...]] = []  # by launch of `plan`: where it was put, or what it follows
     for launch in plan.launches:
         after = _after(launch, ends)
         if _kept(launch):
-            launches.append(_with_queries(launch, place, tuple(after.items())))
+            launches.append(_with_queries(launch, room, tuple(after.items())))
         ends.append((len(launches) - 1,) if _kept(launch) else tuple(after))
     return Plan(msgspec.structs.replace(plan.key, program=PROGRAM), tuple(launches))
 
@@ -65,15 +66,16 @@ def _kept(launch: Launch) -> bool:
     return launch.specialization.kernel == _ROWS or launch.specialization.kernel.startswith(_NAMES)
 
 
-def _with_queries(launch: Launch, place: Buffer, after: tuple[tuple[int, Edge], ...]) -> Launch:
+def _with_queries(launch: Launch, room: Buffer, after: tuple[tuple[int, Edge], ...]) -> Launch:
     own = [buffer for name, buffer in launch.buffers() if name == "q"]
 
     def argument(value: Argument) -> Argument:
         if not isinstance(value, Buffer) or value not in own:
             return value
-        if value.bytes > place.bytes:
-            raise ValueError(f"{value.name} has {value.bytes} bytes, {place.name} {place.bytes}")
-        return msgspec.structs.replace(value, name=_QUERIES + value.name, pool=place.pool, offset=place.offset)
+        if value.bytes > room.bytes:
+            what = f"queries need {value.bytes} bytes of {room.name}, which has {room.bytes}"
+            raise UsageError(what, where="attention alone", hint="Only whole steps can be timed for a vocabulary this small.")
+        return msgspec.structs.replace(value, name=_QUERIES + value.name, pool=room.pool, offset=room.offset)
 
     return msgspec.structs.replace(launch, arguments=tuple(argument(value) for value in launch.arguments), after=after)
 

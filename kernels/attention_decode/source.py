@@ -24,9 +24,8 @@ def single_head(
     """One query head: products and sums, memory-bound.
 
     Every lane of the tile keeps its own maximum, sum and accumulator, so nothing is exchanged between warps before the end.
-    Keys and values are read once: evicting them first leaves the cache to what is read again, scores above all. `block` are the
-    KV blocks of the first tile's keys. The next tile's keys and values are under way while this one is used,
-    and the block ids of the one after it.
+    Keys and values leave the cache first, to what is read again soon, scores above all. `block` are the KV blocks of the first
+    tile's keys. The next tile's keys and values are under way while this one is used, and the block ids of the one after it.
     """
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
     lane = first + tl.arange(0, TILE)

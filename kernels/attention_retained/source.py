@@ -14,13 +14,13 @@ FLOOR = tl.constexpr(-3.0e38)
 @triton.jit
 def gather(
     q, keys, table, scores, retained, first, end, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, FROM_SCORES: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, FROM_SCORES: tl.constexpr, POLICY: tl.constexpr,
 ):  # fmt: skip
     """Attention of one head over `retained` positions `first` … `end` - 1, with their `scores` or with keys and `q`.
 
-    Every lane of the tile keeps its own maximum, sum and accumulator. Keys and values are read once, and leave the cache to
-    what is read again: positions, scores, block ids. A position, its KV block and its values hang on each other: while one tile
-    is used the values of the next are under way, and the block ids and positions of those after it.
+    Every lane of the tile keeps its own maximum, sum and accumulator. Where heads do not share keys and values, these leave the
+    cache first, to what is read again: positions, scores, block ids. A position, its KV block and its values hang on each other:
+    while one tile is used the values of the next are under way, and the block ids and positions of those after it.
     """
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
     lane = first + tl.arange(0, TILE)
@@ -32,8 +32,8 @@ def gather(
         k = tl.load(scores + position, mask=lane < end, other=0.0)
     else:
         query = tl.load(q + d).to(tl.float32) * scale
-        k = tl.load(at, mask=(lane < end)[:, None], other=0.0, eviction_policy="evict_first")
-    v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0, eviction_policy="evict_first")
+        k = tl.load(at, mask=(lane < end)[:, None], other=0.0, eviction_policy=POLICY)
+    v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0, eviction_policy=POLICY)
     position = tl.load(retained + lane + TILE, mask=lane + TILE < end, other=0)
     block = tl.load(table + position // BLOCK_SIZE, mask=lane + TILE < end, other=0)
     later = tl.load(retained + lane + 2 * TILE, mask=lane + 2 * TILE < end, other=0)
@@ -46,8 +46,8 @@ def gather(
         if FROM_SCORES:
             next_k = tl.load(scores + position, mask=after < end, other=0.0)
         else:
-            next_k = tl.load(at, mask=(after < end)[:, None], other=0.0, eviction_policy="evict_first")
-        next_v = tl.load(at + VALUES, mask=(after < end)[:, None], other=0.0, eviction_policy="evict_first")
+            next_k = tl.load(at, mask=(after < end)[:, None], other=0.0, eviction_policy=POLICY)
+        next_v = tl.load(at + VALUES, mask=(after < end)[:, None], other=0.0, eviction_policy=POLICY)
         block = tl.load(table + later // BLOCK_SIZE, mask=after + TILE < end, other=0)
         position = later
         later = tl.load(retained + after + 2 * TILE, mask=after + 2 * TILE < end, other=0)
@@ -72,6 +72,7 @@ def attention_retained(
     SPLITS: tl.constexpr, TILE: tl.constexpr,
     PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
+    POLICY: tl.constexpr = "evict_first" if HEADS == KV_HEADS else ""
     release(PROGRAMMATIC)
     wait(PROGRAMMATIC)
     row = tl.program_id(0)
@@ -104,7 +105,7 @@ def attention_retained(
                     if SCORES:
                         acc, top, total = gather(
                             q, keys, table, scores + row_head * SCORES, retained, first, end, block_stride, scale, KV_HEADS,
-                            HEAD_DIM, BLOCK_SIZE, TILE, True,
+                            HEAD_DIM, BLOCK_SIZE, TILE, True, POLICY,
                         )  # fmt: skip
                         tl.store(to, acc)
                         tl.store(sums_at, top)
@@ -113,7 +114,7 @@ def attention_retained(
                     if CONSUMES:
                         acc, top, total = gather(
                             q + row_head * HEAD_DIM, keys, table, scores, retained, first, end, block_stride, scale, KV_HEADS,
-                            HEAD_DIM, BLOCK_SIZE, TILE, False,
+                            HEAD_DIM, BLOCK_SIZE, TILE, False, POLICY,
                         )  # fmt: skip
                         tl.store(to, acc)
                         tl.store(sums_at, top)

@@ -73,7 +73,8 @@ def threshold_of(scores, n, k, top, guess, step, SCORES: tl.constexpr, TILE: tl.
 
     The place of the k-th lies between two, of which counts say so; a pass counts the scores from a place between them. The
     first passes go to the guess, then on by growing steps until it is enclosed, then by proportion, a little towards the end
-    that is farther away, so that both come nearer; the others halve. It ends where a place parts exactly k from the others.
+    that is farther away, so that both come nearer; the others halve. It ends where a place parts exactly k from the others:
+    soon where scores are spread smoothly, up to GUESSES later than by halving alone where they lie in heaps.
     HELD: all `n` scores fit a tile and are read once; else in every pass.
     """
     if HELD:

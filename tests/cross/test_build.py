@@ -134,9 +134,9 @@ def test_an_entry_that_spills_is_named(cache: Path, tmp_path: Path) -> None:
     entry = Entry(kernel="linear_few", bits=16, rows=1, sizes=(64, 64), parameters=small)
     process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache), "--tuning", table(tmp_path, entry))
     _, err = process.communicate()
-    assert process.returncode == 1
-    assert "--tuning: entry 'linear_few, 16 bits, 64 × 64, 1 rows': a thread spills" in err
-    assert not (tmp_path / "out.ouro").exists()
+    assert process.returncode == 0
+    assert "these spill registers, which makes them slower: linear_few (" in " ".join(err.split())
+    assert (tmp_path / "out.ouro").exists()
 
 
 def test_an_entry_that_does_not_compile_is_named_without_the_compilers_dump(cache: Path, tmp_path: Path) -> None:

@@ -76,6 +76,18 @@ def test_a_table_that_is_asked_first_wins_and_leaves_the_rest_to_the_next() -> N
     assert (mine.name, mine.arch, mine.capability) == (H200.name, H200.arch, H200.capability)
 
 
+def test_a_table_for_other_rows_yields_to_one_for_the_very_rows() -> None:
+    mine = table(FEWER)
+    assert Tuning((mine, table(MORE, KIND))).find(SITE) == FEWER
+    assert Tuning((mine, table(KIND_EXACT))).find(SITE) == KIND_EXACT
+    assert Tuning((table(ANY), table(KIND_EXACT))).find(SITE) == ANY, "any rows are these too"
+    lone = split_shape(H200, attention_site("attention_decode", 1, 16, 16, 128, "bfloat16"))
+    given = Entry(kernel="attention_decode", bits=16, rows=1, sizes=(16, 16, 128), parameters=lone)
+    assert (
+        split_shape(tuned(H200, (table(given),)), DECODE._replace(rows=8)) == split_shape(H200, DECODE._replace(rows=8)) != lone
+    )
+
+
 @pytest.mark.parametrize(
     ("arch", "nearest"),
     [("sm_80", "sm_90"), ("sm_89", "sm_90"), ("sm_90", "sm_90"), ("sm_100", "sm_100"), ("sm_103", "sm_100"),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 
+import msgspec
 import numpy as np
 import pytest
 
 from ouro_build.artifacts.columns import columns_from_bytes, decode
-from ouro_build.artifacts.plan import Edge
+from ouro_build.artifacts.errors import UsageError
+from ouro_build.artifacts.plan import Edge, ProgramKey
 from ouro_build.artifacts.plan_checks import check_graphs
 from ouro_build.artifacts.rows import ReferenceRecord
 from ouro_build.builder.buffers import kv_layout
 from ouro_build.builder.sparse_spec import SparseSpec
-from ouro_build.runtime.attention_part import PROGRAM, attention_key, queries, with_attention
+from ouro_build.runtime.attention_part import PROGRAM, attention_key, attention_part, queries, with_attention
 from ouro_build.runtime.bench_step import DecodeStep, vary_buffer
 from ouro_build.runtime.load_time import load_time_values
 from ouro_build.runtime.pools import Pools
@@ -104,3 +106,12 @@ def test_what_lies_beside_the_chain_stays_beside_it() -> None:
         {"attention_select": own},
         {"attention_retained": own, "attention_merge": full},
     ]
+
+
+def test_queries_that_find_no_room_are_refused() -> None:
+    target = worker().preparation.targets[0]
+    plan = next(p for p in decode(target.index, target.columns) if p.key == ProgramKey("recurrent", 4))
+    logits = next(b for b in target.index.buffers if b.name == "logits")
+    attention_part(plan, logits)
+    with pytest.raises(UsageError, match="queries need 1024 bytes of logits, which has 256"):
+        attention_part(plan, msgspec.structs.replace(logits, shape=(4, 16)))
