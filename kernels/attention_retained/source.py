@@ -19,7 +19,7 @@ def gather(
     """Attention of one head over `retained` positions `first` … `end` - 1, with their `scores` or with keys and `q`.
 
     Every lane of the tile keeps its own maximum, sum and accumulator. Where heads do not share keys and values, these leave the
-    cache first, to what is read again: positions, scores, block ids. A position, its KV block and its values hang on each other:
+    cache first, to what is read again: positions, scores, blocks. A position, its KV block and its values hang on one another:
     while one tile is used the values of the next are under way, and the block ids and positions of those after it.
     """
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
