@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from random import Random
 
@@ -45,7 +45,7 @@ class Capture:
         for pool in (Pool.KV, Pool.STATE, Pool.REFERENCES):
             assert not np.array_equal(self._serial[pool], self._before[pool]), f"nothing is left in {pool}: this tests nothing"
 
-    def differs(self, order: list[int]) -> list[Pool]:
+    def differs(self, order: Sequence[int]) -> list[Pool]:
         """The pools in which that order leaves other bytes than the one in which the launches were recorded."""
         found = self._left(order)
         return [pool for pool in OUTLIVE if not np.array_equal(found[pool], self._serial[pool])]
@@ -58,7 +58,7 @@ class Capture:
         """The chain only where nothing beside it can run."""
         return min(ready, key=lambda at: (not beside(self.launches[at]), at))
 
-    def _left(self, order: range | list[int]) -> dict[Pool, NDArray[np.uint8]]:
+    def _left(self, order: Sequence[int]) -> dict[Pool, NDArray[np.uint8]]:
         self._programs.restore(self._before)
         for at in order:
             run_reference(*self._calls[at], self._programs.values)
@@ -88,9 +88,9 @@ def joins_two_layers_on(capture: Capture) -> Iterator[tuple[int, int]]:
 @pytest.mark.parametrize("bucket", BUCKETS)
 def test_every_order_leaves_what_the_recorded_one_does(programs: Programs, bucket: int) -> None:
     capture, random = Capture(programs, bucket), Random(bucket)
-    choices: list[Choice] = [capture.chain_first, capture.chain_last, max, *[random.choice] * ORDERS]
-    orders = [in_order(capture.after, choose) for choose in choices]
-    assert len(set(map(tuple, orders))) == len(orders)
+    choices: list[Choice] = [capture.chain_first, capture.chain_last, *[random.choice] * ORDERS]
+    orders = {tuple(in_order(capture.after, choose)) for choose in choices}
+    assert len(orders) >= ORDERS
     for order in orders:
         assert not capture.differs(order), order
 
