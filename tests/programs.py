@@ -45,11 +45,19 @@ class Entered:
 
 
 class Programs:
-    """The programs of a model of two layers, on `device`, in every sparse mode."""
+    """The programs of a model of a few layers, on `device`, in every sparse mode."""
 
-    def __init__(self, dtype: str, device: str = "cpu", *, buckets: Sequence[int], prefill_buckets: Sequence[int]) -> None:
+    def __init__(
+        self,
+        dtype: str,
+        device: str = "cpu",
+        *,
+        buckets: Sequence[int],
+        prefill_buckets: Sequence[int],
+        layers: int = 2,
+    ) -> None:
         self.model = ModelConfig(
-            vocab_size=70, hidden_size=64, intermediate_size=96, layers=2, heads=4, kv_heads=2, head_dim=16, loops=3,
+            vocab_size=70, hidden_size=64, intermediate_size=96, layers=layers, heads=4, kv_heads=2, head_dim=16, loops=3,
             max_position=256, rms_norm_eps=(1e-6).hex(), rope_theta=(1e4).hex(), tied_embeddings=False, dtype=dtype,
         )  # fmt: skip
         self.geometry = Geometry(
@@ -101,6 +109,12 @@ class Programs:
     def snapshot(self) -> dict[Pool, NDArray[np.uint8]]:
         """A copy of what outlives programs."""
         return {pool: self._arenas[pool].cpu().numpy().copy() for pool in OUTLIVE}
+
+    def restore(self, snapshot: dict[Pool, NDArray[np.uint8]]) -> None:
+        """Put back what outlives programs; what does not is no value any more."""
+        for pool, contents in snapshot.items():
+            self._arenas[pool].copy_(torch.from_numpy(contents))
+        self._arenas[Pool.WORKSPACE].fill_(0xFF)
 
     def owned(self, rows: Entered) -> dict[Pool, NDArray[np.bool_]]:
         """Which of those bytes belong to `rows`."""

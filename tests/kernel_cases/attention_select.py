@@ -8,7 +8,7 @@ from ouro_build.kernels.attention_select import attention_select
 from tests.kernel_cases import PART, Case, normal
 from tests.kernel_harness import buffer, poisoned, row_records
 
-KINDS = ("distinct", "ties", "few values", "one value", "zeros", "infinities", "tiny", "descending")
+KINDS = ("distinct", "ties", "few values", "one value", "zeros", "infinities", "tiny", "descending", "nothing", "outlier")
 SLOTS, LAYERS, SPLITS = 5, 2, 3
 
 
@@ -30,6 +30,10 @@ def scores(kind: str, heads: int, width: int, device: str) -> Tensor:
             return x * 1e-40
         case "descending":
             return x.sort(1, descending=True).values
+        case "nothing":
+            return torch.full_like(x, float("-inf"))
+        case "outlier":
+            return torch.where(torch.arange(width, device=device) == width // 2, 1e30, x * 0)
     return x
 
 
