@@ -150,8 +150,10 @@ class Entry(_Record, frozen=True, kw_only=True):
             raise ValueError("an entry has sizes or a kind, and not both")
         if self.kind and self.kind not in KINDS[self.kernel]:
             raise ValueError(f"kind {self.kind!r} is not one of {', '.join(KINDS[self.kernel])}")
-        if self.sizes and (not self.rows or len(self.sizes) != (3 if self.kernel.startswith("attention") else 2)):
-            raise ValueError(f"{self.place} is no shape of {self.kernel} at a number of rows")
+        if self.sizes and not self.rows:
+            raise ValueError("an entry with sizes is for a number of rows; rows 0, any number, goes with a kind")
+        if self.sizes and len(self.sizes) != (count := 3 if self.kernel.startswith("attention") else 2):
+            raise ValueError(f"{len(self.sizes)} sizes, a shape of {self.kernel} has {count}")
 
     @property
     def place(self) -> str:

@@ -72,7 +72,7 @@ def build(
     notes = [
         note
         for target, record in zip(preparation.targets, written.targets, strict=True)
-        for note in spilled_shapes(record, target.index.specializations, toolchain.triton)
+        for note in spilled_shapes(record, target.index.specializations, toolchain.triton, target.chosen)
     ]
     return Built(output, identity(encode_manifest(written)), written, len(compiled.images), compiled.cached, tuple(notes))
 

@@ -42,7 +42,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan: its key, how many kernels it launches, and how many of its dependencies are programmatic."""
+    """A plan: its key, how many kernels it launches, and how many of its dependencies are programmatic and how many full."""
 
     program: str
     bucket: int
@@ -50,6 +50,7 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     variant: str
     launches: int
     programmatic: int
+    full: int
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +184,7 @@ def _plans(index: PlanIndex, columns: Columns) -> tuple[PlanView, ...]:
                 variant=entry.key.variant,
                 launches=entry.launches,
                 programmatic=int((edges == Edge.PROGRAMMATIC).sum()),
+                full=int((edges == Edge.FULL).sum()),
             )
         )
     return tuple(found)
@@ -239,7 +241,7 @@ def _draw_target(t: TargetView) -> tuple[RenderableType, ...]:
     pools.append(("reserve", size(t.reserve), "context, images, graphs"))
     held = t.reserve + sum(p.bytes for p in t.pools)
     blocks = f"{t.kv_blocks:,} KV blocks of {size(t.kv_block_bytes)}"
-    plans = [(_name(p), p.bucket, p.launches, p.programmatic) for p in t.plans]
+    plans = [(_name(p), p.bucket, p.launches, p.programmatic, p.full) for p in t.plans]
     graphs = [(_name(g), g.bucket, g.nodes, ", then ".join(map(_step, g.steps))) for g in t.graphs if _joins(g)]
     images = [(i.kernel, _constants(i), i.registers, i.spills, i.shared, i.num_warps, i.bytes) for i in t.images]
     columns = ("kernel", "constants", "registers", "spills", "shared", "warps", "bytes")
@@ -250,7 +252,7 @@ def _draw_target(t: TargetView) -> tuple[RenderableType, ...]:
         table(
             f"tuning tables for {t.part}, in the order in which they were asked", ("name", "arch", "match", "digest"), tables
         ),
-        table(f"plans for {t.part}", ("program", "bucket", "launches", "programmatic"), plans),
+        table(f"plans for {t.part}", ("program", "bucket", "launches", "programmatic edges", "full edges"), plans),
         *((table(f"graphs of several runs for {t.part}", ("graph", "bucket", "nodes", "runs"), graphs),) if graphs else ()),
         table(f"images for {t.part}", columns, images),
     )

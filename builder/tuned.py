@@ -56,7 +56,7 @@ def unused_entries(plans: Iterable[Plan], tuning: Tuning, tables: Sequence[Tunin
     """A sentence for every table some of whose entries shaped nothing: such an entry is no error."""
     used = {entry for _, entry in _found(plans, tuning)}
     counts = [(t.name, len(t.entries), sum(e not in used for e in t.entries)) for t in tables]
-    said = "{} of the {} entries of table {} are for shapes or rows that this build does not have"
+    said = "{} of the {} entries of table {} shape nothing: this build lacks their shapes or rows, or others come first"
     return tuple(said.format(left, every, repr(name)) for name, every, left in counts if left)
 
 
@@ -71,20 +71,30 @@ def check_image(part: Part, specialization: Specialization, image: Image, chosen
         raise entry_error(entry, part.arch, error.what) from error
 
 
-def spilled_shapes(target: TargetRecord, specializations: Sequence[Specialization], triton: str) -> tuple[str, ...]:
-    """A sentence if images of `target`, one a specialisation, spill where tables or rules chose their shape for a Triton that
-    needs fewer registers than version `triton`."""
-    worst: dict[str, int] = {}
+def spilled_shapes(
+    target: TargetRecord, specializations: Sequence[Specialization], triton: str, chosen: Chosen
+) -> tuple[str, ...]:
+    """Sentences on what spills in `target`, whose images are one a specialisation: by `chosen` entries of given tables, and by
+    shapes that come with ouro-build, which were chosen for a Triton that needs fewer registers than version `triton`."""
+    given: dict[str, int] = {}
+    own: dict[str, int] = {}
     for specialization, image in zip(specializations, target.images, strict=True):
         if image.spills and specialization.kernel in FORMS:
-            worst[specialization.kernel] = max(image.spills, worst.get(specialization.kernel, 0))
-    if not worst:
-        return ()
-    named = ", ".join(f"{kernel} ({size} bytes a thread)" for kernel, size in sorted(worst.items()))
-    return (
-        f"on {target.part.name} these spill registers, which makes them slower: {named}. Triton {triton} needs more than the "
-        "one that their shapes were chosen with: build with a newer one, or find other shapes with ouro-artifact tune.",
+            entry = chosen.get(specialization)
+            name, worst = (specialization.kernel, own) if entry is None else (f"entry {entry.place!r}", given)
+            worst[name] = max(image.spills, worst.get(name, 0))
+    said = f"on {target.part.name} these spill registers, which makes them slower: {{}}. "
+    newer = (
+        f"Triton {triton} needs more than the one that their shapes were chosen with: build with a newer one, or find other "
     )
+    return (
+        *((said.format(_sizes(given)) + f"They are of {_FLAG}.",) if given else ()),
+        *((said.format(_sizes(own)) + newer + "shapes with ouro-artifact tune.",) if own else ()),
+    )
+
+
+def _sizes(worst: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({size} bytes a thread)" for name, size in sorted(worst.items()))
 
 
 def _found(plans: Iterable[Plan], tuning: Tuning) -> Iterator[tuple[Specialization, Entry]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -12,7 +12,7 @@ import click
 from ouro_build.artifacts.console import Output
 from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.plan import ProgramKey
-from ouro_build.artifacts.reader import open_artifact
+from ouro_build.artifacts.reader import Artifact, open_artifact
 from ouro_build.artifacts.records import BenchCheck, BenchRecord, SparseBenchRecord
 from ouro_build.runtime.bench_serve_cli import serve_command
 from ouro_build.runtime.bench_startup_cli import startup_command
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ouro_build.runtime.bench import Shape
 
+_CONTEXT = 1024
 _COLUMNS = (
     "rows", "bucket", "context", "ms a step", "GB", "TB/s", "of reading", "launches", "a layer", "tokens/s", "torch eager ms",
     "torch graph ms",
@@ -49,7 +50,10 @@ bench.add_command(startup_command)
 @bench.command("decode")
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--rows", help="Row counts, e.g. 1,8.  [default: 1]")
-@click.option("--context", help="Tokens that every row has, one number or several: all with all --rows.  [default: 1024]")
+@click.option(
+    "--context",
+    help="Tokens that every row has, one number or several: all with all --rows.  [default: min(1024, the artifact's)]",
+)
 @click.option("--shapes", help="ROWSxCONTEXT of every line instead, e.g. 1x1024,2x14600.")
 @click.option("--prefill", help="Time the prefill of one prompt too, of so many tokens, e.g. 4096.")
 @click.option("--executor", type=click.Choice(("auto", "graph", "launch", "reference")), default="auto", show_default=True,
@@ -74,10 +78,10 @@ def decode_command(
     from ouro_build.runtime.bench import bench_decode  # a worker that only runs should not load it
     from ouro_build.runtime.bench_step import ROWS_CONTEXT
 
-    wanted = _shapes(rows, context, shapes)
     prompts = [] if prefill is None else numbers(prefill, "--prefill")
     out = Output(json=as_json)
     opened = open_artifact(artifact, "all_but_weights")
+    wanted = _shapes(rows, context, shapes, opened)
     record = bench_decode(
         opened, wanted, prompts=prompts, executor=executor, weights=weights, device=device, baseline=baseline is not None,
         flags=("--shapes", "--shapes") if shapes is not None else ROWS_CONTEXT, say=out.say,
@@ -88,7 +92,9 @@ def decode_command(
 @bench.command("sparse")
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--rows", help="Row counts, e.g. 1,8.  [default with --context: 1,8]")
-@click.option("--context", help="Tokens that every row has, one number or several.  [default with --rows: 1024]")
+@click.option(
+    "--context", help="Tokens that every row has, one number or several.  [default with --rows: min(1024, the artifact's)]"
+)
 @click.option("--executor", type=click.Choice(("auto", "graph", "launch", "reference")), default="auto", show_default=True,
               help="The path to take.")  # fmt: skip
 @click.option("--weights", help="Where the weights are, if not in the artifact: DIR, FILE or preset:NAME.")
@@ -111,12 +117,13 @@ def sparse_command(
     """
     from ouro_build.runtime.bench_sparse import bench_sparse  # a worker that only runs should not load it
 
+    out = Output(json=as_json)
+    opened = open_artifact(artifact, "all_but_weights")
     shapes = None
     if rows is not None or context is not None:
-        shapes = list(product(numbers(rows or "1,8", "--rows"), numbers(context or "1024", "--context")))
-    out = Output(json=as_json)
+        shapes = list(product(numbers(rows or "1,8", "--rows"), _contexts(context, opened)))
     record = bench_sparse(
-        open_artifact(artifact, "all_but_weights"), shapes, executor=executor, weights=weights, device=device,
+        opened, shapes, executor=executor, weights=weights, device=device,
         retained_mass=retained_mass, say=out.say,
     )  # fmt: skip
     return _show(out, record, _drawn_sparse)
@@ -134,11 +141,15 @@ def _show(out: Output, record: AnyBench, draw: Callable[[AnyBench], RenderableTy
     return 0 if record.right else 1
 
 
-def _shapes(rows: str | None, context: str | None, shapes: str | None) -> list[Shape]:
+def _contexts(context: str | None, artifact: Artifact) -> Sequence[int]:
+    """The contexts that were asked for; else 1,024 tokens, or what the artifact has room for."""
+    return [min(_CONTEXT, artifact.manifest.geometry.max_context)] if context is None else numbers(context, "--context")
+
+
+def _shapes(rows: str | None, context: str | None, shapes: str | None, artifact: Artifact) -> list[Shape]:
     """The (rows, context) of every line."""
     if shapes is None:
-        every = numbers("1" if rows is None else rows, "--rows")
-        return list(product(every, numbers("1024" if context is None else context, "--context")))
+        return list(product(numbers("1" if rows is None else rows, "--rows"), _contexts(context, artifact)))
     if rows is not None or context is not None:
         raise UsageError("given beside --rows or --context", where="--shapes", hint="Give one or the other.")
     try:

@@ -140,6 +140,9 @@ def run_command(
     start = start or Start(StartupClock())
     if retained_mass and sparse == "off":
         raise UsageError("given beside --sparse off, which captures nothing", where="--retained-mass", hint="Leave one out.")
+    if retained_mass and coverage_out is None:
+        what = "it goes into the coverage record, and none is asked for"
+        raise UsageError(what, where="--retained-mass", hint="Give --coverage-out FILE.")
     prompts = _prompts(texts, prompt_ids)
     feed = _id_lists(feed_ids, "--feed-ids") if feed_ids else []
     if feed and len(feed) != len(prompts):

@@ -58,12 +58,14 @@ def normal_quantile(above):
 
 @triton.jit
 def guess_of(scores, n, k, SAMPLE: tl.constexpr):
-    """Where the `k`-th score of `n` would lie if they had a normal distribution, and their deviation, from a sample of them."""
+    """Where the `k`-th score of `n` would lie if they had a normal distribution, from a sample of them, and a first step from
+    there: a part of their deviation, but no less than what rounding may have moved the guess by."""
     score = tl.load(scores + (tl.arange(0, SAMPLE).to(tl.int64) * n // SAMPLE))
     score = tl.where(score > float("-inf"), score, 0.0)
     mean = tl.sum(score, 0) / SAMPLE
     deviation = tl.sqrt(tl.maximum(tl.sum(score * score, 0) / SAMPLE - mean * mean, 0.0))
-    return mean + normal_quantile(k / n) * deviation, deviation
+    guess = mean + normal_quantile(k / n) * deviation
+    return guess, tl.maximum(deviation * 0.125, tl.abs(guess) * 2.0**-22)
 
 
 @triton.jit
@@ -182,8 +184,7 @@ def attention_select(
         top, total = joined(sums + row_head * MOST * 2, counts + row, SPLIT_TILE)
         # A quotient is one value to hold over the search; the last step of the total's sum would be put off until after it.
         share = 1.0 / total
-        guess, deviation = guess_of(scores, n, k, TILE // 4)
-        step = deviation * 0.125
+        guess, step = guess_of(scores, n, k, TILE // 4)
         if n <= HELD // 4:
             threshold, exact, ties = threshold_of(scores, n, k, top, guess, step, SCORES, HELD // 4, True)
         elif n <= HELD // 2:

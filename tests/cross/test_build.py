@@ -135,7 +135,7 @@ def test_an_entry_that_spills_is_named(cache: Path, tmp_path: Path) -> None:
     process = start(tmp_path, "--gpu", "sm_90", "--cache-dir", str(cache), "--tuning", table(tmp_path, entry))
     _, err = process.communicate()
     assert process.returncode == 0
-    assert "these spill registers, which makes them slower: linear_few (" in " ".join(err.split())
+    assert "slower: entry 'linear_few, 16 bits, 64 × 64, 1 rows' (" in " ".join(err.split())
     assert (tmp_path / "out.ouro").exists()
 
 

@@ -95,7 +95,8 @@ def test_retained_mass_is_refused_where_nothing_is_captured(
 ) -> None:
     prompts = tmp_path / "p.json"
     prompts.write_text(json.dumps(PROMPTS))
-    arguments = ["--prompt-ids", str(prompts), "--max-tokens", "4", "--retained-mass"]
+    coverage = ["--coverage-out", str(tmp_path / "c.json")]
+    arguments = ["--prompt-ids", str(prompts), "--max-tokens", "4", "--retained-mass", *coverage]
     everything = made(tmp_path, image_cache, SparseSpec(ALL, 1.0))
     for wrong, what, hint in (
         (["run", str(dense)], f"{dense} was built without sparse modes", "--sparse-modes"),
@@ -106,6 +107,8 @@ def test_retained_mass_is_refused_where_nothing_is_captured(
         said = capsys.readouterr().err
         assert said.startswith(f"error: --retained-mass: {what}")
         assert hint in said.splitlines()[-1]
+    assert exit_code(cli, ["run", str(artifact), *arguments[:-2]]) == 2
+    assert "Give --coverage-out FILE." in capsys.readouterr().err
     assert exit_code(cli, ["bench", "sparse", str(everything), "--rows", "1", "--context", "8", "--retained-mass"]) == 2
 
 

@@ -67,6 +67,7 @@ def one_of(random: Random, n: int, among: float, rest: float) -> Scores:
 
 KINDS: dict[str, Callable[[Random, int], Scores]] = {
     "normal": normal,
+    "alike": lambda r, n: np.full(n, r.standard_normal(), np.float32),
     "constant": lambda r, n: np.full(n, r.choice([*EDGES[:-2], 1.0, -2.7]), np.float32),
     "zeros of both signs": lambda r, n: np.copysign(np.float32(0), normal(r, n)),
     "signs and zeros": lambda r, n: np.sign(np.trunc(normal(r, n) * 2)),
@@ -118,7 +119,7 @@ def test_finds_what_a_stable_sort_does_in_any_scores(data: st.DataObject, scores
     check(np.array(scores, np.float32), k, FORMS[form])
 
 
-@pytest.mark.parametrize("kind", ["normal", "constant", "neighbours", "descending"])
+@pytest.mark.parametrize("kind", ["normal", "alike", "neighbours", "descending"])
 def test_guesses_find_it_without_halving(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not so where they may leave what encloses the place: then the right result takes many times as many passes."""
     place_of, places = source.place_of, 0

@@ -73,10 +73,8 @@ def test_inspect(ouro_artifact: Cli, reference: Path) -> None:
     assert found["weights"]["embedded"] is False
     target = found["targets"][0]
     assert (target["part"], target["arch"], target["kv_blocks"]) == ("h200", "sm_90", 8)
-    assert [(p["program"], p["bucket"], p["launches"], p["programmatic"]) for p in target["plans"]] == [
-        ("prelude", 1, 1, 0),
-        ("recurrent", 2, 2, 1),
-    ]
+    plans = [(p["program"], p["bucket"], p["launches"], p["programmatic"], p["full"]) for p in target["plans"]]
+    assert plans == [("prelude", 1, 1, 0, 0), ("recurrent", 2, 2, 1, 0)]
     assert target["images"][0]["constants"] == {"SIZE": 64, "FAST": True, "MASK": None, "KIND": "plain"}
     assert {p["pool"]: p["buffers"] for p in target["pools"] if p["buffers"]} == {
         "weights": 1,

@@ -44,7 +44,8 @@ def test_an_entry_shapes_its_images_and_the_rest_is_noted() -> None:
     assert (constants["ROWS"], constants["N"], constants["K"], constants["K_WARPS"]) == (1, 64, 64, SHAPE.warps)
     assert chosen not in plain.index.specializations
     assert set(target.index.specializations) - {chosen} <= set(plain.index.specializations)
-    assert target.notes == ("1 of the 2 entries of table 'given' are for shapes or rows that this build does not have",)
+    (note,) = target.notes
+    assert note.startswith("1 of the 2 entries of table 'given' shape nothing: ")
     assert [(r.name, r.match) for r in target.tuning] == [("given", "exact"), ("sm_90", "exact")]
     assert target.tuning[0].digest == GIVEN.digest
     assert (plain.chosen, plain.notes) == ({}, ())
@@ -96,8 +97,9 @@ def test_what_spills_with_the_triton_that_is_there_is_said() -> None:
     record = base_manifest(("h200",), weights_record()).targets[0]
     images = {s: msgspec.structs.replace(record.images[0], spills=0) for s in shapes}
 
-    def said() -> tuple[str, ...]:
-        return spilled_shapes(msgspec.structs.replace(record, images=tuple(images[s] for s in shapes)), shapes, "3.6.0")
+    def said(**chosen: Entry) -> tuple[str, ...]:
+        made = msgspec.structs.replace(record, images=tuple(images[s] for s in shapes))
+        return spilled_shapes(made, shapes, "3.6.0", {s: e for s in shapes for k, e in chosen.items() if s.kernel == k})
 
     assert said() == ()
     for s in shapes:
@@ -109,6 +111,10 @@ def test_what_spills_with_the_triton_that_is_there_is_said() -> None:
         f"on h200 these spill registers, which makes them slower: linear_few ({8 + widest} bytes a thread). "
     )
     assert "Triton 3.6.0" in sentence
+    (sentence,) = said(linear_few=MINE)
+    assert (
+        f"slower: entry 'linear_few, 16 bits, 64 × 64, 1 rows' ({8 + widest} bytes a thread). They are of --tuning." in sentence
+    )
 
 
 def test_files(tmp_path: Path) -> None:
