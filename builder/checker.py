@@ -22,7 +22,7 @@ _Order = NDArray[np.bool_]
 _ANY_LAYER = -1
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Use:
     """Launches that read a buffer, those that write it, and of each the one layer of it that it touches, or `_ANY_LAYER`."""
 

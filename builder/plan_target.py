@@ -21,7 +21,7 @@ from ouro_build.builder.planner import place
 from ouro_build.builder.programs import Programs
 from ouro_build.builder.source import Source, open_source
 from ouro_build.builder.spec import BuildSpec
-from ouro_build.builder.tuned import Chosen, chosen_entries, unused_entries
+from ouro_build.builder.tuned import Chosen, chosen_entries, shaped, unused_entries
 from ouro_build.kernels import registry
 from ouro_build.kernels.spec import LOAD_TIME_DIVISORS
 from ouro_build.kernels.tuning import tuned
@@ -96,6 +96,6 @@ def plan_target(
     load_time = [LoadTimeEntry(name, divisor) for name, divisor in LOAD_TIME_DIVISORS.items()]
     index, columns = encode(placement.plans, placement.buffers, load_time)
     divided = plan_memory(part, model, geometry, placement.plans, placement.pools, memory)
-    chosen = chosen_entries(placement.plans, with_tables.tuning, mine)
-    records, notes = with_tables.tuning.records(part), unused_entries(placement.plans, with_tables.tuning, mine)
+    records, found = with_tables.tuning.records(part), shaped(placement.plans, with_tables.tuning)
+    chosen, notes = chosen_entries(found, mine), unused_entries(found, mine)
     return Target(part, index, columns, placement.pools, divided, records, chosen, notes)

@@ -40,7 +40,6 @@ _WORKSPACES = 4  # a candidate may need more workspace than the first step does,
 _COMPARED = (Pool.STATE, Pool.IO)
 _RESULTS = ("hidden", "gate_logits", "exit_probability", "logits")
 _PROGRAMS = 2  # a short step is two programs that round: a loop and the LM head, each with a tolerance of its own
-_PIECE = 32 << 20
 
 
 Snapshot = dict[Pool, NDArray[np.uint8]]
@@ -165,8 +164,7 @@ class StepBench:
             scene.write(self._memory, self._buffers)
             return
         pools = Pools(step.index, self._memory, blocks, (), {}, lambda: None)
-        DecodeStep(r.model, r.geometry, pools, self.rows, self.context)
-        _fill_random(self._memory, self._buffers["kv"])
+        DecodeStep(r.model, r.geometry, pools, self.rows, self.context, varied=True)
 
 
 def _written(
@@ -178,14 +176,3 @@ def _written(
     old, a, b = (s[buffer.pool][part].reshape(-1, width) for s in (before, got, wanted))
     which = ((a != old) | (b != old)).any(1)
     return buffer.dtype, (a[which], b[which], parts_of(buffer, which))
-
-
-def _fill_random(memory: DeviceMemory, buffer: Buffer) -> None:
-    """Keys and values with which attention is no plain mean: normal values, repeated through the pool."""
-    values = np.random.default_rng(0).standard_normal(_PIECE // DTYPES[buffer.dtype].bytes, np.float32)
-    bits: NDArray[np.generic] = values
-    if buffer.dtype == "bfloat16":  # the upper half of float32
-        bits = (values.view(np.uint32) >> 16).astype(np.uint16)
-    raw, size = bits.view(np.uint8), memory.size(buffer.pool)
-    for at in range(0, size, len(raw)):
-        memory.write(buffer.pool, at, raw[: size - at])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ouro_build.artifacts.errors import CompileError, UsageError
@@ -19,6 +19,8 @@ _FLAG = "--tuning"
 
 Chosen = Mapping[Specialization, Entry]
 """The entries that gave specialisations their shape."""
+Shaped = tuple[Specialization, Entry]
+"""A specialisation, and an entry that gave it its shape."""
 
 
 def read_tables(paths: Iterable[Path]) -> tuple[TuningTable, ...]:
@@ -46,15 +48,22 @@ def check_tables(tables: Sequence[TuningTable], parts: Sequence[Part]) -> None:
         seen.add(table.arch)
 
 
-def chosen_entries(plans: Iterable[Plan], tuning: Tuning, tables: Sequence[TuningTable]) -> dict[Specialization, Entry]:
-    """What the entries of `tables` shaped in `plans`, whose launch rules asked `tuning`."""
+def shaped(plans: Iterable[Plan], tuning: Tuning) -> tuple[Shaped, ...]:
+    """What launch rules that asked `tuning` were told in `plans`; several entries may come to one specialisation."""
+    launches = [(launch.specialization, site_of(launch)) for plan in plans for launch in plan.launches]
+    found = ((specialization, tuning.find(site)) for specialization, site in launches if site is not None)
+    return tuple((specialization, entry) for specialization, entry in found if entry is not None)
+
+
+def chosen_entries(found: Iterable[Shaped], tables: Sequence[TuningTable]) -> dict[Specialization, Entry]:
+    """What entries of `tables` shaped."""
     given = {entry for table in tables for entry in table.entries}
-    return {specialization: entry for specialization, entry in _found(plans, tuning) if entry in given}
+    return {specialization: entry for specialization, entry in found if entry in given}
 
 
-def unused_entries(plans: Iterable[Plan], tuning: Tuning, tables: Sequence[TuningTable]) -> tuple[str, ...]:
+def unused_entries(found: Iterable[Shaped], tables: Sequence[TuningTable]) -> tuple[str, ...]:
     """A sentence for every table some of whose entries shaped nothing: such an entry is no error."""
-    used = {entry for _, entry in _found(plans, tuning)}
+    used = {entry for _, entry in found}
     counts = [(t.name, len(t.entries), sum(e not in used for e in t.entries)) for t in tables]
     said = "{} of the {} entries of table {} shape nothing: this build lacks their shapes or rows, or others come first"
     return tuple(said.format(left, every, repr(name)) for name, every, left in counts if left)
@@ -95,15 +104,6 @@ def spilled_shapes(
 
 def _sizes(worst: Mapping[str, int]) -> str:
     return ", ".join(f"{name} ({size} bytes a thread)" for name, size in sorted(worst.items()))
-
-
-def _found(plans: Iterable[Plan], tuning: Tuning) -> Iterator[tuple[Specialization, Entry]]:
-    """Launches and the entries that their rules found; several may come to one specialisation."""
-    for launch in (launch for plan in plans for launch in plan.launches):
-        site = site_of(launch)
-        entry = None if site is None else tuning.find(site)
-        if entry is not None:
-            yield launch.specialization, entry
 
 
 def entry_error(entry: Entry, arch: str, what: str) -> CompileError:
