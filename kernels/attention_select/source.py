@@ -120,7 +120,7 @@ def by_fours(x, TILE: tl.constexpr):
 
 @triton.jit
 def write_above(scores, keys, n, threshold, top, TILE: tl.constexpr):
-    """The places of all scores from `threshold` on, in ascending order; returns a lane's sum of exp(score - top) over them."""
+    """The places of all scores from `threshold` on, in ascending order; returns sums of exp(score - top) over them."""
     lane = tl.arange(0, TILE)
     mass = tl.zeros((TILE // 4,), tl.float32)
     first = n * 0
