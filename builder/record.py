@@ -12,7 +12,7 @@ from ouro_build.artifacts.plan import Buffer, Dim, Edge, Launch, Plan, Pool, Pro
 class Recorder:
     """Collects the launches of one plan: a chain, and what runs beside it.
 
-    Each follows one other, for which it waits inside if it is programmatic, and may join more, which end before it starts.
+    Each may follow one other, for which it waits inside if it is programmatic, and join more, which end before it starts.
     """
 
     def __init__(self, key: ProgramKey) -> None:
@@ -34,8 +34,8 @@ class Recorder:
         self._last = self.beside(launch, after=self._last, joins=joins)
         return self._last
 
-    def beside(self, launch: Launch, *, after: int, joins: Sequence[int] = ()) -> int:
-        """Note `launch` as one that follows launch `after` beside the chain; returns its place in the program."""
+    def beside(self, launch: Launch, *, after: int = -1, joins: Sequence[int] = ()) -> int:
+        """Note `launch` as one that follows launch `after` beside the chain, or only joins; returns its place in the program."""
         edge = Edge.PROGRAMMATIC if launch.specialization.options.programmatic else Edge.FULL
         first = ((after, edge),) if after >= 0 else ()
         others = tuple((other, Edge.FULL) for other in joins)

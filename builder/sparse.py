@@ -17,7 +17,7 @@ from ouro_build.kernels.attention_capture import attention_capture
 from ouro_build.kernels.attention_decode import attention_decode, split_rule
 from ouro_build.kernels.attention_merge import attention_merge
 from ouro_build.kernels.attention_retained import attention_retained, retained_splits, tile_keys
-from ouro_build.kernels.attention_select import attention_select, hinders
+from ouro_build.kernels.attention_select import attention_select
 from ouro_build.kernels.retained_merge import retained_merge
 from ouro_build.kernels.route_rows import route_rows
 from ouro_build.kernels.split_contexts import SPLIT_RECORD, SplitRule, split_contexts
@@ -89,12 +89,10 @@ class SparseAttention:
     def capture(self, recorder: Recorder, rows: Buffer) -> Attention:
         """Attention of `rows` to all of their keys; their reference slots get what later loops need.
 
-        No layer of this loop needs that, so it is made beside the layers that follow, unless it would hold them up. It stays at
-        most two behind, so that two layers' scores are all that the workspace has to hold.
+        No layer of this loop needs that, so it is made beside the layers that follow. It stays at most two behind, so that two
+        layers' scores are all that the workspace has to hold.
         """
         contexts = self._cut(recorder, rows)
-        if hinders(self._part, rows.sizes[0], self._model.heads):
-            return self._in_sequence(recorder, contexts, rows, rows, consumes=False)
         remembered: list[int] = []
 
         def attend(q: Buffer, layer: int) -> Buffer:
@@ -104,7 +102,8 @@ class SparseAttention:
             merged = recorder.add(self._merge(contexts, scored, out))
             selected = recorder.beside(self._select(contexts, rows, scored, layer), after=captured, joins=remembered[-1:])
             retained, merge = self._retained(recorder, rows, None, scored.scores, out, layer)
-            contribution = recorder.beside(retained, after=selected)
+            # Started early, it would hold multiprocessors, which the next layers could use, for as long as the selection takes.
+            contribution = recorder.beside(retained, joins=[selected])
             remembered.append(recorder.beside(merge, after=contribution, joins=[merged]))
             return out
 
@@ -125,18 +124,12 @@ class SparseAttention:
         """Every row by its own mode, in one program."""
         dense_rows, capture_rows, sparse_rows = self._route(recorder, rows, captures=True)
         contexts = self._cut(recorder, dense_rows)
-        return self._in_sequence(recorder, contexts, capture_rows, sparse_rows, consumes=True)
-
-    def _in_sequence(
-        self, recorder: Recorder, contexts: _Contexts, chosen: Buffer, rows: Buffer, *, consumes: bool
-    ) -> Attention:
-        """Attention to all keys of `contexts`, the selection for the `chosen` rows, then what `rows` retain."""
-        out = self._attended(recorder, rows)
+        out = self._attended(recorder, sparse_rows)
 
         def attend(q: Buffer, layer: int) -> Buffer:
             scored = self._scored(recorder, contexts, q, layer)
-            retained = self._retained(recorder, rows, q if consumes else None, scored.scores, out, layer)
-            selection = self._select(contexts, chosen, scored, layer)
+            selection = self._select(contexts, capture_rows, scored, layer)
+            retained = self._retained(recorder, sparse_rows, q, scored.scores, out, layer)
             for launch in (scored.launch, self._merge(contexts, scored, out), selection, *retained):
                 recorder.add(launch)
             return out

@@ -28,17 +28,6 @@ _LEAST_THREADS, _THREADS, _THREADS_ALONE = 128, 512, 1024
 _REGISTERS, _REGISTERS_10 = 64, 80
 
 
-def hinders(part: Part, bucket: int, heads: int) -> bool:
-    """Whether the selections of `bucket` rows hold up what runs beside them: where each takes a multiprocessor to itself, and
-    together they take more than a quarter of them. So it was on an H200, see "Sparse decoding" in the README.
-    """
-    return _alone(part, bucket, heads) and 4 * bucket * heads > part.sm_count
-
-
-def _alone(part: Part, bucket: int, heads: int) -> bool:
-    return bucket * heads <= part.sm_count
-
-
 def attention_select(
     part: Part,
     *,
@@ -66,7 +55,7 @@ def attention_select(
     bucket, heads, width = scores.sizes
     slots, layers, _, capacity = reference_keys.sizes
     most = sums.sizes[2]
-    most_threads = _THREADS_ALONE if _alone(part, bucket, heads) else _THREADS
+    most_threads = _THREADS_ALONE if bucket * heads <= part.sm_count else _THREADS
     threads = min(most_threads, max(_LEAST_THREADS, next_power_of_2(width) // _HELD_A_THREAD))
     return KERNEL.launch(
         part,

@@ -9,7 +9,7 @@ import pytest
 from ouro_build.artifacts.columns import decode_plan
 from ouro_build.artifacts.geometry import SPARSE_MODES, Geometry
 from ouro_build.artifacts.parts import find_part
-from ouro_build.artifacts.plan import Plan, Pool, ProgramKey
+from ouro_build.artifacts.plan import Edge, Plan, Pool, ProgramKey
 from ouro_build.artifacts.presets import PRESETS
 from ouro_build.artifacts.references import slot_bytes
 from ouro_build.builder.plan_target import Target, plan_target
@@ -144,18 +144,14 @@ def test_what_a_capture_remembers_is_made_beside_the_layers_that_follow() -> Non
     assert before[-1] == set(range(len(captured.launches) - 1)), "a loop ends when all of it has"
 
 
-def is_chain(plan: Plan) -> bool:
-    return [[at for at, _ in launch.after] for launch in plan.launches] == [[], *([at] for at in range(len(plan.launches) - 1))]
-
-
 @pytest.mark.parametrize(("mode", "variant"), [("dense", ""), ("consume", ""), ("mixed", ""), ("mixed", "no_capture")])
 def test_other_modes_are_chains(mode: str, variant: str) -> None:
-    assert is_chain(plan(planned(), mode, variant))
+    launches = plan(planned(), mode, variant).launches
+    assert [[at for at, _ in launch.after] for launch in launches] == [[], *([at] for at in range(len(launches) - 1))]
 
 
-def test_selections_that_would_hold_the_layers_up_are_made_in_sequence() -> None:
-    # 4 heads: selections of 8 rows take a quarter of 132 multiprocessors, those of 9 more; from 34 rows on they share them.
-    buckets = (8, 9, 33, 34)
-    target = planned(buckets=buckets)
-    assert [is_chain(plan(target, "capture", bucket=bucket)) for bucket in buckets] == [False, True, True, False]
-    assert kernels(target, "capture", bucket=9) == kernels(target, "capture", bucket=8)
+def test_nothing_waits_inside_for_a_selection() -> None:
+    """What has started holds its place on the device, and a selection takes long."""
+    captured = plan(planned(), "capture")
+    for select, retained in zip(places(captured, "attention_select"), places(captured, "attention_retained"), strict=True):
+        assert captured.launches[retained].after == ((select, Edge.FULL),)

@@ -96,14 +96,14 @@ def test_what_lies_beside_the_chain_stays_beside_it() -> None:
         {"split_contexts": own},
         {"attention_capture": own},
         {"attention_capture": own},
-        {"attention_select": own},
+        {"attention_select": full},
         {"attention_retained": own, "attention_merge": full},
     ]
     assert second == [
         {"attention_merge": own},
         {"attention_capture": own},
         {"attention_capture": own, "retained_merge": full},
-        {"attention_select": own},
+        {"attention_select": full},
         {"attention_retained": own, "attention_merge": full},
     ]
 
