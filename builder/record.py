@@ -35,7 +35,7 @@ class Recorder:
         return self._last
 
     def beside(self, launch: Launch, *, after: int = -1, joins: Sequence[int] = ()) -> int:
-        """Note `launch` as one beside the chain, which follows launch `after` or only joins; returns its place in the program."""
+        """Note `launch` as one beside the chain, after launch `after` or only its joins; returns its place in the program."""
         edge = Edge.PROGRAMMATIC if launch.specialization.options.programmatic else Edge.FULL
         first = ((after, edge),) if after >= 0 else ()
         others = tuple((other, Edge.FULL) for other in joins)
