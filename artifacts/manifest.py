@@ -114,8 +114,13 @@ class KvLayout(_Record, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
 
-class ImageRecord(_Record, frozen=True, kw_only=True):
-    """A compiled kernel. Bytes are per block (`shared`) and per thread (`spills`); `parameters` are (offset, size)."""
+class ImageRecord(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A compiled kernel and how it is launched. Bytes are per thread (`spills`) and per block: `shared` is what a block is
+    launched with, which may be more than the image needs. `parameters` are (offset, size).
+
+    `carveout` is the percentage of a multiprocessor's L1 cache and shared memory preferred as shared memory; -1, the driver's
+    choice, is not stored. Records of one path may differ in it and in `shared`.
+    """
 
     path: str
     function: str
@@ -126,6 +131,7 @@ class ImageRecord(_Record, frozen=True, kw_only=True):
     cluster: tuple[int, int, int]
     cooperative: bool
     parameters: tuple[tuple[int, int], ...]
+    carveout: int = -1
 
 
 class PoolRecord(_Record, frozen=True, kw_only=True):

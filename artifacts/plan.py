@@ -7,6 +7,7 @@ constant, or a load-time value. Nothing here knows a device: executors turn a pl
 from __future__ import annotations
 
 from enum import Enum, IntEnum
+from typing import TypeVar
 
 import msgspec
 
@@ -77,18 +78,33 @@ class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "*" + DTYPES[self.dtype].triton
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a kernel is compiled with. `maxnreg` 0 leaves the registers to the compiler.
+_Default = TypeVar("_Default")
+
+
+def _stored(value: _Default) -> _Default:
+    """A default that is stored too: of a struct that omits defaults msgspec omits no default that is made anew."""
+    return msgspec.field(default_factory=lambda: value)
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What a kernel is compiled with, and what a launch of it asks of a multiprocessor. `maxnreg` 0 leaves the registers to the
+    compiler.
 
     Without `fusion` a product and a sum are never joined into one rounding, unless the source says so: images of one source
     then give the same bits, which parts of it they were compiled from notwithstanding.
+
+    `carveout` is the percentage of a multiprocessor's L1 cache and shared memory preferred as shared memory, -1 the driver's
+    choice; `reserve` bytes of shared memory a program holds at least. Neither changes the image; at their defaults neither is
+    stored.
     """
 
     num_warps: int
     num_stages: int
-    maxnreg: int = 0
-    programmatic: bool = False
-    fusion: bool = True
+    maxnreg: int = _stored(0)
+    programmatic: bool = _stored(False)
+    fusion: bool = _stored(True)
+    carveout: int = -1
+    reserve: int = 0
 
 
 Constant = int | bool | str | None
@@ -107,6 +123,10 @@ class Specialization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     constants: tuple[tuple[str, Constant], ...]
     divisible: tuple[str, ...]
     options: Options
+
+    def compiled(self) -> Specialization:
+        """It without what only launches: equal for specialisations of one image."""
+        return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, carveout=-1, reserve=0))
 
 
 Argument = Buffer | int | float | LoadTimeValue

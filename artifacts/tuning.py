@@ -17,16 +17,19 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 _Registers = Annotated[int, msgspec.Meta(ge=0, le=255)]
 _Warps = Annotated[int, msgspec.Meta(ge=1, le=16)]
 _Side = Annotated[int, msgspec.Meta(ge=16, le=512)]
+_Carveout = Annotated[int, msgspec.Meta(ge=-1, le=100)]
 _Stages = Annotated[int, msgspec.Meta(ge=1, le=8)]
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}$"
 _Time = Annotated[float, msgspec.Meta(gt=0)]
+MOST_CAPPED = 8
+"""Programs a multiprocessor that shares of shared memory, in whole KiB, tell apart on every part."""
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of everything in a table."""
 
 
-class Fragments(_Record, frozen=True, kw_only=True, tag_field="form", tag="fragments"):
+class Fragments(_Record, frozen=True, kw_only=True, tag_field="form", tag="fragments", omit_defaults=True):
     """How programs of the kernels for few rows read weights as tensor-core fragments.
 
     `block_n` weight rows of a tile, `warps` (the width is split over them), `step` elements of the width that a warp takes at
@@ -35,6 +38,10 @@ class Fragments(_Record, frozen=True, kw_only=True, tag_field="form", tag="fragm
 
     Left alone, ptxas aims at more programs a multiprocessor than the loads in flight leave room for, and orders the loads to
     save registers.
+
+    `carveout` is the percentage of a multiprocessor's L1 cache and shared memory preferred as shared memory, -1 the driver's
+    choice. A multiprocessor must drain before its split changes, so kernels of consecutive launches lie beside each other only
+    where they have the same.
     """
 
     block_n: Annotated[int, msgspec.Meta(ge=16, le=128)]
@@ -43,6 +50,7 @@ class Fragments(_Record, frozen=True, kw_only=True, tag_field="form", tag="fragm
     ahead: Annotated[int, msgspec.Meta(ge=1, le=64)]
     x_ahead: Annotated[int, msgspec.Meta(ge=1, le=64)]
     maxnreg: _Registers
+    carveout: _Carveout = -1
 
     def __post_init__(self) -> None:
         _check_powers(block_n=self.block_n, warps=self.warps, step=self.step)
@@ -61,10 +69,14 @@ class Tile(_Record, frozen=True, kw_only=True, tag_field="form", tag="tile"):
         _check_powers(m=self.m, n=self.n, k=self.k, warps=self.warps)
 
 
-class Splits(_Record, frozen=True, kw_only=True, tag_field="form", tag="splits"):
+class Splits(_Record, frozen=True, kw_only=True, tag_field="form", tag="splits", omit_defaults=True):
     """How contexts are cut, and how programs take the pieces: `tile_bytes` of keys at once, warps, `programs` a
     multiprocessor, the tiles of the `longest` and the `shortest` split, stages, `maxnreg` registers a thread (0: the
-    compiler's)."""
+    compiler's), `carveout` as of `Fragments`.
+
+    `capped`: no multiprocessor takes more than `programs` (up to 8) of them, as each reserves its share of shared memory. Else
+    those that need few registers may crowd on few multiprocessors.
+    """
 
     tile_bytes: Annotated[int, msgspec.Meta(ge=1024, le=65536)]
     warps: _Warps
@@ -73,11 +85,15 @@ class Splits(_Record, frozen=True, kw_only=True, tag_field="form", tag="splits")
     shortest: _Count
     stages: _Stages
     maxnreg: _Registers
+    carveout: _Carveout = -1
+    capped: bool = False
 
     def __post_init__(self) -> None:
         _check_powers(tile_bytes=self.tile_bytes, warps=self.warps)
         if self.shortest > self.longest:
             raise ValueError(f"shortest is {self.shortest}, more than longest, {self.longest}")
+        if self.capped and self.programs > MOST_CAPPED:
+            raise ValueError(f"capped goes with up to {MOST_CAPPED} programs, not {self.programs}")
 
 
 class Queries(_Record, frozen=True, kw_only=True, tag_field="form", tag="queries"):
@@ -116,7 +132,10 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 class Measured(_Record, frozen=True, kw_only=True):
     """Microseconds of a whole step with the configuration that was there before, and with this one; what else the step had
-    was the same. `launches` of the kernel in this place were in the step."""
+    was the same. `launches` of the kernel in this place were in the step.
+
+    Both are with this one's carve-out: all kernels of a step change theirs together, and what that gains is in no entry.
+    """
 
     before_us: _Time
     us: _Time

@@ -82,11 +82,14 @@ def default_folder() -> Path:
 
 
 def image_key(specialization: Specialization, arch: str, toolchain: Toolchain) -> str:
-    """sha256, in hex, of everything that decides the bytes of an image and whether it is accepted."""
+    """sha256, in hex, of everything that decides the bytes of an image and whether it is accepted.
+
+    How it is launched is no part of it: launch rules that ask for other shared memory alone need no other image.
+    """
     parts = {
         "format": ENTRY_FORMAT,
         "source": source_digest(f"{_ROOT}{specialization.kernel}.source"),
-        "specialization": specialization,
+        "specialization": specialization.compiled(),
         "early": registry.kernel(specialization.kernel).early,
         "arch": arch,
         "triton": toolchain.triton,

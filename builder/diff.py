@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,13 +71,15 @@ def _fields(artifact: Artifact) -> dict[str, Any]:
 
 
 def _flat(value: Any, at: str) -> Iterator[tuple[str, Any]]:
-    """Every leaf with its path; members of lists go by their name where they have one, else by their place."""
+    """Every leaf with its path; members of lists go by their name where they have one of their own, else by their place."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _flat(inner, f"{at}.{name}" if at and not at.endswith(":") else at + name)
     elif isinstance(value, list | tuple) and any(isinstance(v, dict | list | tuple) for v in value):
-        for i, inner in enumerate(value):
-            yield from _flat(inner, f"{at}[{_label(inner, i)}]")
+        labels = [_label(inner, i) for i, inner in enumerate(value)]
+        counts = Counter(labels)
+        for i, (inner, label) in enumerate(zip(value, labels, strict=True)):
+            yield from _flat(inner, f"{at}[{label}]" if counts[label] == 1 else f"{at}[{label}, {i}]")
     else:
         yield at, value
 

@@ -20,7 +20,8 @@ from ouro_build.builder.sparse_view import sparse_facts
 
 
 class ImageView(msgspec.Struct, frozen=True, kw_only=True):
-    """A compiled kernel: registers and spilled bytes a thread, shared bytes a block, bytes of its file."""
+    """A compiled kernel: registers and spilled bytes a thread, shared bytes that a block is launched with, the percentage of a
+    multiprocessor's memory that it prefers as shared memory (-1: the driver's choice), bytes of its file."""
 
     kernel: str
     contract: int
@@ -28,6 +29,7 @@ class ImageView(msgspec.Struct, frozen=True, kw_only=True):
     registers: int
     spills: int
     shared: int
+    carveout: int
     num_warps: int
     bytes: int
     path: str
@@ -162,6 +164,7 @@ def _images(manifest: Manifest, target: TargetRecord, index: PlanIndex) -> tuple
             registers=image.registers,
             spills=image.spills,
             shared=image.shared,
+            carveout=image.carveout,
             num_warps=image.num_warps,
             bytes=sizes[image.path],
             path=image.path,
@@ -243,8 +246,6 @@ def _draw_target(t: TargetView) -> tuple[RenderableType, ...]:
     blocks = f"{t.kv_blocks:,} KV blocks of {size(t.kv_block_bytes)}"
     plans = [(_name(p), p.bucket, p.launches, p.programmatic, p.full) for p in t.plans]
     graphs = [(_name(g), g.bucket, g.nodes, ", then ".join(map(_step, g.steps))) for g in t.graphs if _joins(g)]
-    images = [(i.kernel, _constants(i), i.registers, i.spills, i.shared, i.num_warps, i.bytes) for i in t.images]
-    columns = ("kernel", "constants", "registers", "spills", "shared", "warps", "bytes")
     name = f"{t.part} ({t.arch}, {t.sm_count} SMs, ptxas {t.ptxas})"
     tables = [(r.name, r.arch, r.match, r.digest) for r in t.tuning]
     return (
@@ -254,8 +255,24 @@ def _draw_target(t: TargetView) -> tuple[RenderableType, ...]:
         ),
         table(f"plans for {t.part}", ("program", "bucket", "launches", "programmatic edges", "full edges"), plans),
         *((table(f"graphs of several runs for {t.part}", ("graph", "bucket", "nodes", "runs"), graphs),) if graphs else ()),
-        table(f"images for {t.part}", columns, images),
+        _draw_images(t),
     )
+
+
+def _draw_images(t: TargetView) -> RenderableType:
+    """With a column of carve-outs where an image has one."""
+    carved = any(image.carveout >= 0 for image in t.images)
+    columns = ("kernel", "constants", "registers", "spills", "shared", *(("carve-out",) if carved else ()), "warps", "bytes")
+    rows = [
+        (i.kernel, _constants(i), i.registers, i.spills, i.shared, *((_percent(i.carveout),) if carved else ()), i.num_warps,
+         i.bytes)
+        for i in t.images
+    ]  # fmt: skip
+    return table(f"images for {t.part}", columns, rows)
+
+
+def _percent(carveout: int) -> str:
+    return "–" if carveout < 0 else f"{carveout} %"
 
 
 def _name(shown: PlanView | GraphView) -> str:

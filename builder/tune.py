@@ -45,17 +45,19 @@ class TunedSite(msgspec.Struct, frozen=True, kw_only=True):
     tried: int
     refused: int
     gained_us: float
-    changed: tuple[tuple[str, int, int], ...]
+    changed: tuple[tuple[str, int | bool, int | bool], ...]
 
 
 class TunedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of one bucket: microseconds before and after. `context` is that of its rows, 0 for prompt rows."""
+    """A step of one bucket: microseconds before and after. `context` is that of its rows, 0 for prompt rows. Of what it gained,
+    `carveout_gained_us` came from the carve-out that its kernels changed together; what single kernels gained is with them."""
 
     family: Family
     bucket: int
     context: int
     before_us: float
     us: float
+    carveout_gained_us: float
     sites: tuple[TunedSite, ...]
 
 
@@ -248,5 +250,6 @@ def _described(family: Family, bucket: int, context: int, found: Found) -> Tuned
         context=context,
         before_us=round(found.before_us, 2),
         us=round(found.us, 2),
+        carveout_gained_us=round(found.carved_us, 2),
         sites=tuple(sites),
     )

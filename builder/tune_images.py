@@ -49,7 +49,8 @@ class TriedImages:
     def refusal(self, specializations: Sequence[Specialization], first: Collection[Specialization] = ()) -> str:
         """Why one of them must not run; empty if all may. Those that the `first` step has may spill: it is what runs today."""
         refused = next((self._refused[s] for s in specializations if s in self._refused), "")
-        spilled = self.spills(s for s in specializations if s not in first)
+        today = {s.compiled() for s in first}
+        spilled = self.spills(s for s in specializations if s.compiled() not in today)
         return refused or next((f"a thread spills {size} bytes" for size in spilled.values()), "")
 
     def images(self, specializations: Sequence[Specialization]) -> tuple[Image, ...]:

@@ -1,17 +1,19 @@
-"""The search: kernel by kernel, one change at a time, each kept only if the whole step is faster with it."""
+"""The search: a carve-out for all kernels together, then kernel by kernel, one change at a time, each kept only if the whole
+step is faster with it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from ouro_build.artifacts.parts import Part
-from ouro_build.artifacts.tuning import Entry, Measured, Parameters
+from ouro_build.artifacts.tuning import Entry, Fragments, Measured, Parameters, Splits
 from ouro_build.builder.tune_bench import Refused
 from ouro_build.builder.tune_plans import Choice
-from ouro_build.kernels.candidates import configuration, neighbours
+from ouro_build.kernels.candidates import carved, configuration, neighbours
 from ouro_build.kernels.sites import Site
 
 ROUNDS = 3
@@ -46,11 +48,13 @@ class Place:
 
 @dataclass
 class Found:
-    """The outcome of a search: microseconds of the step before it and after it, and every site."""
+    """The outcome of a search: microseconds of the step before it and after it, every site, and what the step gained by the
+    carve-out that the sites changed together, which no site gained alone."""
 
     before_us: float
     us: float
     places: list[Place] = field(default_factory=list)
+    carved_us: float = 0.0
 
     def entries(self) -> tuple[Entry, ...]:
         """As a table holds them; a site where nothing was faster keeps the configuration that it had."""
@@ -79,10 +83,12 @@ class Search:
         self._seen: set[tuple[Site, Parameters]] = set()
 
     def run(self) -> Found:
-        """Go round the sites until a round changes nothing. Raises Refused if the step that was there first is not right."""
+        """Choose a carve-out, then go round the sites until a round changes nothing. Raises Refused if the step that was there
+        first is not right."""
         self._bench.compile([self._choice()])
         before = best = self._bench.microseconds(self._choice())
         self._say(f"{before:.1f} µs a step before")
+        carved_us, best = self._carve(best)
         for _ in range(ROUNDS):
             faster = best
             for place in self._places.values():
@@ -90,7 +96,7 @@ class Search:
             if faster == best:
                 break
             best = faster
-        return Found(before, best, list(self._places.values()))
+        return Found(before, best, list(self._places.values()), carved_us)
 
     def _choice(self, site: Site | None = None, parameters: Parameters | None = None) -> Choice:
         """What is chosen so far, with `parameters` at `site`."""
@@ -98,6 +104,23 @@ class Search:
         if site is not None and parameters is not None:
             choice[site] = parameters
         return choice
+
+    def _carve(self, best: float) -> tuple[float, float]:
+        """Try the carve-outs, each at all sites together; what the step gained, and its time afterwards."""
+        gained, choices = 0.0, carved(self._choice())
+        if not choices:
+            return gained, best
+        self._bench.compile(list(choices))
+        times = [self._time_carved(choice, hopeless=best) for choice in choices]
+        found = [(us, at) for at, us in enumerate(times) if us is not None]
+        if found and min(found)[0] < best * _GAIN:
+            fastest = choices[min(found)[1]]
+            if confirmed := self._confirm(partial(self._time_carved, fastest)):
+                gained, best = confirmed
+                for site, place in self._places.items():
+                    place.parameters = fastest[site]
+        self._say(f"carve-outs: {len(found)} tried, {len(choices) - len(found)} refused, {best:.1f} µs a step")
+        return gained, best
 
     def _improve(self, place: Place, best: float) -> float:
         """Try what is near the configuration of `place`; the step's time afterwards."""
@@ -109,20 +132,28 @@ class Search:
         place.tried += len(times)
         if times:
             fastest = min(times, key=lambda p: times[p])
-            if times[fastest] < best * _GAIN:
-                best = self._confirm(place, fastest, best)
+            if times[fastest] < best * _GAIN and (confirmed := self._confirm(partial(self._time, place, fastest))):
+                gained, best = confirmed
+                place.gained += gained
+                place.parameters = fastest
         self._say(f"{site.name}: {place.tried} tried, {place.refused} refused, {best:.1f} µs a step")
         return best
 
-    def _confirm(self, place: Place, fastest: Parameters, best: float) -> float:
-        """Measure it once more beside what it would replace: the fastest of many is often only the luckiest."""
+    def _confirm(self, time: Callable[[], float | None]) -> tuple[float, float] | None:
+        """Measure what was fastest once more beside what it would replace: the fastest of many is often only the luckiest.
+
+        Microseconds that the step gains, and its time; None where it gains nothing.
+        """
         now = self._bench.microseconds(self._choice())
-        then = self._time(place, fastest)
-        if then is None or then >= now * _GAIN:
-            return best
-        place.gained += now - then
-        place.parameters = fastest
-        return then
+        then = time()
+        return None if then is None or then >= now * _GAIN else (now - then, then)
+
+    def _time_carved(self, choice: Choice, hopeless: float = math.inf) -> float | None:
+        try:
+            return self._bench.microseconds(choice, hopeless)
+        except Refused as refusal:
+            self._say(f"carve-outs: refused {_carveout(choice)}: {refusal}")
+            return None
 
     def _time(self, place: Place, parameters: Parameters, hopeless: float = math.inf) -> float | None:
         try:
@@ -131,6 +162,11 @@ class Search:
             place.refused += 1
             self._say(f"{place.site.name}: refused {_shown(place.parameters, parameters)}: {refusal}")
             return None
+
+
+def _carveout(choice: Choice) -> str:
+    """The one that a choice of `carved` gives its sites."""
+    return next(f"{p.carveout} %" for p in choice.values() if isinstance(p, Fragments | Splits))
 
 
 def _shown(current: Parameters, other: Parameters) -> str:

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from ouro_build.builder.output import stack, table
 from ouro_build.builder.tune import TunedSite, TunedStep, TuneResult
 
-_STEPS = ("step", "rows", "context", "µs before", "µs after", "share")
+_STEPS = ("step", "rows", "context", "µs before", "µs after", "share", "µs gained by carve-out")
 _SITES = ("step", "kernel", "sizes", "launches", "tried", "refused", "µs gained", "changed")
 
 
@@ -23,7 +23,8 @@ def draw(found: TuneResult) -> RenderableType:
 
 def _step(step: TunedStep) -> tuple[object, ...]:
     share = f"{step.us / step.before_us:.3f}"
-    return (step.family, step.bucket, step.context, f"{step.before_us:.1f}", f"{step.us:.1f}", share)
+    times = (f"{step.before_us:.1f}", f"{step.us:.1f}", share, f"{step.carveout_gained_us:.1f}")
+    return (step.family, step.bucket, step.context, *times)
 
 
 def _site(step: TunedStep, site: TunedSite) -> tuple[object, ...]:

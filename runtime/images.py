@@ -48,7 +48,7 @@ class Images:
     ) -> None:
         driver.check_unsealed("loading images")
         self._driver = driver
-        self._libraries: dict[str, Any] = {}
+        self._libraries: dict[tuple[str, int, int], Any] = {}
         self.bytes = 0
         with ExitStack() as resources:
             self._resources = resources
@@ -65,15 +65,20 @@ class Images:
 
     def _kernel(self, record: ImageRecord, specialization: Specialization, read: Callable[[str], bytes]) -> LoadedKernel:
         call, doing = self._driver.call, f"loading {record.path}"
-        if record.path not in self._libraries:
-            self._libraries[record.path] = self._library(read(record.path), doing)
-        kernel = call("cuLibraryGetKernel", self._libraries[record.path], record.function.encode(), doing=doing)
+        key = (record.path, record.carveout, record.shared)  # a function's attributes are those of its library
+        if key not in self._libraries:
+            self._libraries[key] = self._library(read(record.path), doing)
+        kernel = call("cuLibraryGetKernel", self._libraries[key], record.function.encode(), doing=doing)
         function = call("cuKernelGetFunction", kernel, doing=doing)
         call("cuFuncLoad", function, doing=doing)  # now, whatever CUDA_MODULE_LOADING says
         _check_parameters(self._driver, function, record, specialization)
+        ids, giving = self._driver.api.CUfunction_attribute, f"giving {record.path} its shared memory"
         if record.shared > _DEFAULT_SHARED:
-            attribute = self._driver.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            call("cuFuncSetAttribute", function, attribute, record.shared, doing=f"giving {record.path} its shared memory")
+            attribute = ids.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            call("cuFuncSetAttribute", function, attribute, record.shared, doing=giving)
+        if record.carveout >= 0:
+            attribute = ids.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            call("cuFuncSetAttribute", function, attribute, record.carveout, doing=giving)
         return LoadedKernel(function, WARP * record.num_warps, record.shared, _attributes(self._driver.api, record))
 
     def _library(self, image: bytes, doing: str) -> Any:

@@ -88,7 +88,7 @@ def fragment_options(shape: Fragments, bucket: int, width: int) -> tuple[dict[st
         "X_AHEAD": min(shape.x_ahead, steps),
         "K_WARPS": shape.warps,
     }
-    return constants, Options(num_warps=shape.warps, num_stages=1, maxnreg=shape.maxnreg)
+    return constants, Options(num_warps=shape.warps, num_stages=1, maxnreg=shape.maxnreg, carveout=shape.carveout)
 
 
 def _row_tile(bucket: int) -> int:

@@ -192,6 +192,17 @@ def test_a_programmatic_edge_needs_a_launch_that_waits() -> None:
         checked(index, columns.to_bytes())
 
 
+def test_options_that_only_launch_are_stored_where_they_are_asked_for() -> None:
+    plain = Options(num_warps=4, num_stages=1)
+    assert msgspec.to_builtins(plain) == {
+        "num_warps": 4, "num_stages": 1, "maxnreg": 0, "programmatic": False, "fusion": True
+    }  # fmt: skip
+    asked = msgspec.structs.replace(plain, carveout=0, reserve=1024)
+    assert msgspec.to_builtins(asked).items() - msgspec.to_builtins(plain).items() == {("carveout", 0), ("reserve", 1024)}
+    for options in (plain, asked):
+        assert msgspec.json.decode(msgspec.json.encode(options), type=Options) == options
+
+
 def test_size() -> None:
     index, columns = encoded_plans()
     with pytest.raises(ArtifactError, match=r"bytes, .* expected from the plan index"):

@@ -59,6 +59,23 @@ def test_the_digest_is_of_the_values_not_of_the_layout() -> None:
     assert msgspec.structs.replace(table, context=1).digest != table.digest
 
 
+def test_a_table_without_carveouts_and_caps_is_what_it_was() -> None:
+    """Its file and its digest are those of a table from before there were any."""
+    raw = encode_table(TABLE)
+    assert b"carveout" not in raw
+    assert b"capped" not in raw
+    assert decode_table(raw, "t").entries[0].parameters == SPLITS
+    assert (SHAPE.carveout, SPLITS.carveout, SPLITS.capped) == (-1, -1, False)
+
+
+def test_carveouts_and_caps_are_values_of_a_table() -> None:
+    shapes = (msgspec.structs.replace(SHAPE, carveout=0), msgspec.structs.replace(SPLITS, carveout=100, capped=True))
+    entries = tuple(msgspec.structs.replace(e, parameters=p) for e, p in zip(TABLE.entries, shapes, strict=True))
+    table = msgspec.structs.replace(TABLE, entries=entries)
+    assert set(decode_table(encode_table(table), "t").entries) == set(entries)
+    assert table.digest != TABLE.digest
+
+
 def test_a_table_without_entries() -> None:
     empty = msgspec.structs.replace(TABLE, entries=())
     assert decode_table(encode_table(empty), "t") == empty
@@ -98,6 +115,9 @@ def test_a_table_without_entries() -> None:
         (edited(parameters={"warps": True}), r"parameters\.warps"),
         (edited(parameters={"warps": 3}), "warps is 3, no power of two"),
         (edited(parameters={"maxnreg": 256}), r"parameters\.maxnreg"),
+        (edited(parameters={"carveout": 101}), r"parameters\.carveout"),
+        (edited(parameters={"carveout": -2}), r"parameters\.carveout"),
+        (edited(parameters={"capped": True}), "unknown field `capped`"),
         (edited(parameters={"ahead": 0}), r"parameters\.ahead"),
         (edited(parameters={"step": 10**30}), r"parameters"),
         (edited(parameters={"more": 1}), "unknown field `more`"),
@@ -119,6 +139,8 @@ def test_two_entries_for_one_place() -> None:
 def test_splits_that_contradict_themselves() -> None:
     with pytest.raises(ValueError, match="more than longest"):
         msgspec.structs.replace(SPLITS, shortest=65)
+    with pytest.raises(ValueError, match="up to 8 programs, not 9"):
+        msgspec.structs.replace(SPLITS, programs=9, capped=True)
 
 
 @given(st.data())

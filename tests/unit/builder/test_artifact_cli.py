@@ -12,6 +12,7 @@ from ouro_build.artifacts import console
 from ouro_build.artifacts.columns import GraphEntry, GraphStep
 from ouro_build.artifacts.console import exit_code
 from ouro_build.artifacts.fit import Machine
+from ouro_build.artifacts.manifest import encode_manifest, sealed
 from ouro_build.artifacts.parts import find_part
 from ouro_build.artifacts.plan import ProgramKey
 from ouro_build.artifacts.reader import Artifact, open_artifact
@@ -107,6 +108,28 @@ def test_graphs_of_several_runs_are_shown_and_compared(ouro_artifact: Cli, refer
     changed = {f["what"]: (f["a"], f["b"]) for f in ouro_artifact.json("diff", reference, other, code=1)["fields"]}
     assert changed["plans/h200.json:graphs[token/1/dense].steps[1].times"] == (None, 4)
     assert changed["plans/h200.json:graphs[prelude/1/dense].steps[0].plan"] == (0, None)
+
+
+def test_launched_shared_memory_is_shown_and_compared(ouro_artifact: Cli, reference: Path, tmp_path: Path) -> None:
+    """Also of two records of one file."""
+    other = tmp_path / "other.ouro"
+    shutil.copytree(reference, other)
+    manifest = open_artifact(reference).manifest
+    target, *rest = manifest.targets
+    first, second = target.images
+    images = (msgspec.structs.replace(first, carveout=75), msgspec.structs.replace(second, path=first.path, shared=2048))
+    carved = sealed(msgspec.structs.replace(manifest, targets=(msgspec.structs.replace(target, images=images), *rest)))
+    (other / "manifest.json").chmod(0o644)
+    (other / "manifest.json").write_bytes(encode_manifest(carved))
+    shown = ouro_artifact.json("inspect", other)["targets"][0]["images"]
+    assert [(i["carveout"], i["shared"]) for i in shown] == [(75, 1024), (-1, 2048)]
+    _, out, _ = ouro_artifact("inspect", other)
+    assert "carve-out" in out
+    assert "75 %" in out
+    assert "carve-out" not in ouro_artifact("inspect", reference)[1]
+    changed = {f["what"]: f["b"] for f in ouro_artifact.json("diff", reference, other, code=1)["fields"]}
+    name = f"targets[h200].images[{first.path}"
+    assert (changed[f"{name}, 0].carveout"], changed[f"{name}, 1].shared"]) == (75, 2048)
 
 
 def test_verify(ouro_artifact: Cli, folder: Path, tmp_path: Path) -> None:

@@ -79,6 +79,13 @@ def test_everything_that_decides_an_image_is_in_its_key() -> None:
     assert len(keys) == 7
 
 
+def test_how_an_image_is_launched_is_not_in_its_key() -> None:
+    options = msgspec.structs.replace(SPEC.options, carveout=100, reserve=1024)
+    launched = msgspec.structs.replace(SPEC, options=options)
+    assert launched != launched.compiled() == SPEC
+    assert image_key(launched, "sm_90", TOOLS) == image_key(SPEC, "sm_90", TOOLS)
+
+
 def test_versions_that_decide_no_image_are_not_in_its_key() -> None:
     assert image_key(SPEC, "sm_90", TOOLS) == image_key(SPEC, "sm_90", Toolchain("1", "3.9.0", "2.11.0", TOOLS.ptxas))
 

@@ -17,7 +17,7 @@ from ouro_build.artifacts.console import Output, exit_code
 from ouro_build.artifacts.errors import BuildError, CompileError, OutputError, UsageError
 from ouro_build.artifacts.plan import Specialization
 from ouro_build.artifacts.reader import Artifact, open_artifact
-from ouro_build.artifacts.tuning import decode_table
+from ouro_build.artifacts.tuning import FORMS, decode_table
 from ouro_build.builder import build as build_module
 from ouro_build.builder import tune as tune_module
 from ouro_build.builder import tune_bench, tune_images
@@ -204,6 +204,37 @@ def test_a_start_that_spills_is_measured_and_improved(
     mine, shipped = built.notes
     assert "slower: entry 'linear_silu, 16 bits, 352 × 64, 2 rows' (8 bytes a thread). They are of --tuning." in mine
     assert "slower: linear_few (112 bytes a thread)" in shipped, "of the rows that were not tuned"
+
+
+def test_a_carveout_of_the_whole_step_is_found_and_built(
+    artifact: Artifact, tmp_path: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although what the step starts from spills: another carve-out is no other image."""
+
+    def measure(run: Callable[[], object], synchronize: Callable[[], object], hopeless: float) -> list[float]:
+        before = len(api.executed)
+        run()
+        synchronize()
+        return [(1000 + sum(node.kernel.carveout != 100 for node in api.executed[before:])) * 1e-6]
+
+    monkeypatch.setattr(tune_bench, "measure", measure)
+    monkeypatch.setattr(tune_images, "compile_images", some_spill)
+    (step,) = tuned(artifact, tmp_path, api, buckets=(2,)).steps
+    assert step.carveout_gained_us == pytest.approx(step.before_us - step.us)
+    assert step.carveout_gained_us > 0
+    assert {site.gained_us for site in step.sites} == {0.0}
+    assert {site.changed for site in step.sites} == {(("carveout", -1, 100),)}
+    table = decode_table((tmp_path / "t.json").read_bytes(), "t")
+    monkeypatch.setattr(build_module, "compile_images", compile_images)
+    monkeypatch.setattr(build_module, "find_toolchain", lambda parts: TOOLCHAIN)
+    spec = BuildSpec("preset:tiny", find_parts(["sm_90"]), (2,), (16,), max_context=64, tuning=(table,))
+    built = build_module.build(prepare(spec), tmp_path / "b.ouro", cache=ImageCache(tmp_path / "images"), workers=1)
+    made = open_artifact(built.path)
+    (target,) = made.manifest.targets
+    index, _ = made.plans(target)
+    pairs = [(s, image.carveout) for s, image in zip(index.specializations, target.images, strict=True)]
+    assert {carveout for s, carveout in pairs if dict(s.constants).get("ROWS") == 2 and s.kernel in FORMS} == {100}
+    assert {carveout for s, carveout in pairs if s.kernel not in FORMS} == {-1}
 
 
 def test_a_step_that_does_not_spill_says_nothing_of_it(artifact: Artifact, tmp_path: Path, api: FakeDriver) -> None:

@@ -14,7 +14,7 @@ from ouro_build.artifacts.tuning import Fragments, Parameters, Queries, Splits, 
 from ouro_build.builder.tune_bench import Refused
 from ouro_build.builder.tune_plans import Choice
 from ouro_build.builder.tune_search import Search
-from ouro_build.kernels.candidates import configuration, neighbours
+from ouro_build.kernels.candidates import carved, configuration, neighbours
 from ouro_build.kernels.sites import Site, attention_site
 
 H200 = find_part("h200")
@@ -65,6 +65,7 @@ def test_neighbours_are_one_change_away_and_return(current: Parameters) -> None:
         assert 1 <= len(changed) <= 2
         again = msgspec.json.decode(msgspec.json.encode(other), type=type(other))
         assert again == other, "within the bounds of its form"
+        assert "carveout" not in changed, "a step's kernels change it together"
 
 
 @given(st.data())
@@ -88,6 +89,54 @@ def test_changes_that_make_the_step_faster_are_kept_and_add_up() -> None:
     assert (entry.sizes, entry.rows, entry.kind, entry.parameters) == (DEEP.sizes, 8, "", deep.parameters)
     assert entry.measured is not None
     assert (entry.measured.before_us, entry.measured.us, entry.measured.launches) == (970.0, 900.0, 24)
+
+
+def test_a_carveout_is_tried_for_all_places_together_and_no_place_gained_it() -> None:
+    together = {(DEEP, "carveout", 75): 60.0, (NARROW, "carveout", 75): 40.0, (DEEP, "carveout", 50): 10.0}
+    bench = Made(together | {(DEEP, "step", 128): 50.0})
+    found = search(bench, DEEP, NARROW).run()
+    assert (found.before_us, found.us, found.carved_us) == (1000.0, 850.0, 100.0)
+    assert [(getattr(p.first, "carveout", 0), getattr(p.parameters, "carveout", 0)) for p in found.places] == [(-1, 75)] * 2
+    assert [p.gained for p in found.places] == [50.0, 0.0]
+    assert sum(p.gained for p in found.places) + found.carved_us == found.before_us - found.us
+    assert all({getattr(p, "carveout", 0) for p in choice.values()} <= {c} for choice, c in carveouts(bench))
+    measured = [entry.measured for entry in found.entries()]
+    assert [(m.before_us, m.us) for m in measured if m] == [(900.0, 850.0), (850.0, 850.0)]
+
+
+def carveouts(bench: Made) -> list[tuple[Choice, int]]:
+    """What was measured, each with the carve-out of its first place."""
+    return [(choice, getattr(next(iter(choice.values())), "carveout", 0)) for choice in bench.measured]
+
+
+def test_a_carveout_that_gains_less_than_the_noise_or_by_luck_is_not_kept() -> None:
+    for bench in (Made({(DEEP, "carveout", 75): 2.0}), Made({(DEEP, "carveout", 75): 60.0}, lucky=True)):
+        found = search(bench, DEEP).run()
+        assert (found.places[0].parameters, found.carved_us) == (found.places[0].first, 0.0)
+
+
+def test_a_carveout_that_is_refused_ends_nothing() -> None:
+    said: list[str] = []
+    bench = Made({(DEEP, "carveout", 100): 60.0, (DEEP, "carveout", 75): 30.0}, bad=("carveout", 100))
+    found = Search(bench, H200, [(DEEP, 24)], said.append).run()
+    assert (found.carved_us, getattr(found.places[0].parameters, "carveout", 0)) == (30.0, 75)
+    assert "carve-outs: refused 100 %: made to be" in said
+    assert "carve-outs: 2 tried, 1 refused, 970.0 µs a step" in said
+
+
+def test_a_step_starts_from_the_carveouts_that_it_has() -> None:
+    current = {DEEP: FORMS[0], NARROW: msgspec.structs.replace(FORMS[0], carveout=100)}
+    assert [[getattr(p, "carveout", 0) for p in c.values()] for c in carved(current)] == [[c, c] for c in (-1, 50, 75, 100)]
+    assert len(carved({NARROW: current[NARROW]})) == 3
+    assert carved({DEEP: FORMS[1], NARROW: FORMS[3]}) == ()
+
+
+def test_what_is_capped_has_few_programs() -> None:
+    many = Splits(tile_bytes=16384, warps=8, programs=16, longest=16, shortest=4, stages=3, maxnreg=128)
+    near = neighbours(many)
+    assert not [p for p in near if getattr(p, "capped", False)]
+    few = msgspec.structs.replace(many, programs=8)
+    assert msgspec.structs.replace(few, capped=True) in neighbours(few)
 
 
 def test_what_is_slower_than_the_best_so_far_is_not_measured_long() -> None:

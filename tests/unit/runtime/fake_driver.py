@@ -53,6 +53,7 @@ class Kernel:
     parameters: list[list[int]]
     loaded: bool = False
     max_shared: int = _DEFAULT_SHARED
+    carveout: int = -1
 
 
 @dataclass
@@ -414,8 +415,12 @@ class FakeDriver:
 
     @function()
     def cuFuncSetAttribute(self, func: Any, attribute: Any, value: int) -> None:
-        assert attribute == real.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self.get(func, Kernel).max_shared = value
+        kernel, ids = self.get(func, Kernel), real.CUfunction_attribute
+        if attribute == ids.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+            kernel.carveout = value
+        else:
+            assert attribute == ids.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            kernel.max_shared = value
 
     # launches and graphs
 

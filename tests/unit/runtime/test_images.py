@@ -36,6 +36,28 @@ def test_one_file_is_loaded_once() -> None:
     assert api.calls["cuLibraryLoadData"] == 1
 
 
+def test_records_of_one_file_keep_their_own_carveout_and_shared_memory() -> None:
+    """In any order: the first to be loaded decides nothing for the others."""
+    asked = [(-1, 0), (100, 0), (50, 100 << 10), (50, 60 << 10), (0, 0), (50, 100 << 10)]
+    api = FakeDriver()
+    records = [image("spread", SPREAD_PARAMETERS, shared=shared, carveout=carveout) for carveout, shared in asked]
+    images = Images(open_driver(0, api), records, (SPREAD,) * len(asked), FILES.__getitem__)
+    found = [api.objects[int(kernel.function)] for kernel in images.kernels]
+    assert [(k.carveout, k.max_shared) for k in found] == [(c, max(shared, 48 << 10)) for c, shared in asked]
+    assert api.calls["cuLibraryLoadData"] == 5
+    assert all(not kernel.attributes for kernel in images.kernels), "a graph's nodes take no more of them"
+    images.close()
+    assert api.live() == {"context": 1}
+
+
+def test_a_carveout_that_the_driver_refuses_is_named() -> None:
+    api = FakeDriver()
+    api.fail("cuFuncSetAttribute", "CUDA_ERROR_INVALID_VALUE", 2)
+    with pytest.raises(DeviceError, match=r"giving spread\.cubin its shared memory: CUDA_ERROR_INVALID_VALUE"):
+        load(api, (IMAGES[0], image("spread", SPREAD_PARAMETERS, carveout=75)))
+    assert api.live() == {"context": 1}
+
+
 def test_clusters_and_cooperation_are_launch_attributes() -> None:
     api = FakeDriver()
     images = load(api, (IMAGES[0], image("spread", SPREAD_PARAMETERS, cluster=(2, 1, 1), cooperative=True)))
