@@ -112,13 +112,15 @@ def attend(
     TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """One split of one kv head. `scores` has SCORES elements a head and is given the scores; with 0 it is not touched."""
+    # All of the record is asked for at once. Where it is of no split, the rest of it is not said, and there are no keys.
+    row = tl.load(record)
     first = tl.load(record + 3)
-    end = tl.load(record + 4)
+    end = tl.where(row >= 0, tl.load(record + 4), first)
     table = block_tables + tl.load(record + 5).to(tl.int64) * TABLE_WIDTH
     keys = kv + head_offset(plane_stride, tl.load(record + 6), layer, kv_head, LAYERS, BLOCK_SIZE, HEAD_DIM)
     of_group = tl.arange(0, GROUP_TILE)
     d = tl.arange(0, HEAD_DIM)
-    head = (tl.load(record).to(tl.int64) * KV_HEADS + kv_head) * GROUP
+    head = (tl.maximum(row, 0).to(tl.int64) * KV_HEADS + kv_head) * GROUP
     if SCORES:
         scores += head * SCORES
     if GROUP == 1:
@@ -133,13 +135,15 @@ def attend(
             q + head * HEAD_DIM, keys, table, scores, first, end, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM,
             BLOCK_SIZE, TILE, SCORES,
         )  # fmt: skip
-    real = of_group < GROUP
     # The row is asked for again: held meanwhile, it would take registers from the loop over keys.
-    head = (tl.load(record).to(tl.int64) * KV_HEADS + kv_head) * GROUP
-    at = (head + of_group) * MOST + tl.load(record + 1)
-    tl.store(partial + at[:, None] * HEAD_DIM + d[None, :], acc, mask=real[:, None])
-    tl.store(sums + at * 2, top, mask=real)
-    tl.store(sums + at * 2 + 1, total, mask=real)
+    row = tl.load(record)
+    if row >= 0:
+        real = of_group < GROUP
+        head = (row.to(tl.int64) * KV_HEADS + kv_head) * GROUP
+        at = (head + of_group) * MOST + tl.load(record + 1)
+        tl.store(partial + at[:, None] * HEAD_DIM + d[None, :], acc, mask=real[:, None])
+        tl.store(sums + at * 2, top, mask=real)
+        tl.store(sums + at * 2 + 1, total, mask=real)
 
 
 @triton.jit
@@ -151,23 +155,18 @@ def attend_all(
     """This program's share of the LIMIT (split, kv head) pairs, one after another; with LIMIT 0 each has its own program."""
     WIDTH: tl.constexpr = 8 + TILE
     at = tl.program_id(0)
-    row = tl.load(splits + at // KV_HEADS * WIDTH)
-    if LIMIT == 0:
-        if row >= 0:
-            attend(
-                splits + at // KV_HEADS * WIDTH, at % KV_HEADS, q, block_tables, kv, partial, sums, scores, plane_stride,
-                block_stride, layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE,
-                SCORES,
-            )  # fmt: skip
-    else:
-        while row >= 0:
-            attend(
-                splits + at // KV_HEADS * WIDTH, at % KV_HEADS, q, block_tables, kv, partial, sums, scores, plane_stride,
-                block_stride, layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE,
-                SCORES,
-            )  # fmt: skip
-            at += tl.num_programs(0)
-            row = tl.load(splits + at // KV_HEADS * WIDTH, mask=at < LIMIT, other=-1)
+    share = at >= 0
+    # The first is worked through whatever it is, so that nothing waits for its row.
+    while share:
+        after = at + tl.num_programs(0)
+        row = tl.load(splits + after // KV_HEADS * WIDTH, mask=after < LIMIT, other=-1)
+        attend(
+            splits + at // KV_HEADS * WIDTH, at % KV_HEADS, q, block_tables, kv, partial, sums, scores, plane_stride,
+            block_stride, layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE,
+            SCORES,
+        )  # fmt: skip
+        at = after
+        share = row >= 0
 
 
 @triton.jit
