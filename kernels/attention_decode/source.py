@@ -155,18 +155,24 @@ def attend_all(
     """This program's share of the LIMIT (split, kv head) pairs, one after another; with LIMIT 0 each has its own program."""
     WIDTH: tl.constexpr = 8 + TILE
     at = tl.program_id(0)
-    share = at >= 0
     # The first is worked through whatever it is, so that nothing waits for its row.
-    while share:
-        after = at + tl.num_programs(0)
-        row = tl.load(splits + after // KV_HEADS * WIDTH, mask=after < LIMIT, other=-1)
+    if LIMIT == 0:
         attend(
             splits + at // KV_HEADS * WIDTH, at % KV_HEADS, q, block_tables, kv, partial, sums, scores, plane_stride,
             block_stride, layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE,
             SCORES,
         )  # fmt: skip
-        at = after
-        share = row >= 0
+    else:
+        share = at >= 0
+        while share:
+            after = at + tl.num_programs(0)
+            share = tl.load(splits + after // KV_HEADS * WIDTH, mask=after < LIMIT, other=-1) >= 0
+            attend(
+                splits + at // KV_HEADS * WIDTH, at % KV_HEADS, q, block_tables, kv, partial, sums, scores, plane_stride,
+                block_stride, layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE,
+                SCORES,
+            )  # fmt: skip
+            at = after
 
 
 @triton.jit
