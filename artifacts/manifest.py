@@ -115,11 +115,10 @@ class KvLayout(_Record, frozen=True, kw_only=True):
 
 
 class ImageRecord(_Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A compiled kernel and how it is launched. Bytes are per thread (`spills`) and per block: `shared` is what a block is
-    launched with, which may be more than the image needs. `parameters` are (offset, size).
+    """A compiled kernel. Bytes are per block (`shared`) and per thread (`spills`); `parameters` are (offset, size).
 
-    `carveout` is the percentage of a multiprocessor's L1 cache and shared memory preferred as shared memory; -1, the driver's
-    choice, is not stored. Records of one path may differ in it and in `shared`.
+    `carveout` is the percentage of a multiprocessor's L1 cache and shared memory that launches prefer as shared memory; -1, the
+    driver's choice, is not stored. Records of one path may differ in it.
     """
 
     path: str

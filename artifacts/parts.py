@@ -24,13 +24,6 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Compute capability as Triton writes it: 90 for 9.0."""
         return int(self.arch.removeprefix("sm_"))
 
-    def capping(self, programs: int) -> int:
-        """Bytes of shared memory, whole KiB, with which blocks fit on a multiprocessor `programs` (up to 8) at a time, no more.
-
-        A multiprocessor has 1 KiB more than one block may use, and each block takes 1 KiB besides its own.
-        """
-        return (self.shared + KIB) // (programs + 1) // KIB * KIB
-
 
 # Shared memory a block may use, in bytes, by architecture (CUDA C++ programming guide, "Technical specifications per
 # compute capability": 163, 99 and 227 KiB).

@@ -94,8 +94,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     then give the same bits, which parts of it they were compiled from notwithstanding.
 
     `carveout` is the percentage of a multiprocessor's L1 cache and shared memory preferred as shared memory, -1 the driver's
-    choice; `reserve` bytes of shared memory a program holds at least. Neither changes the image; at their defaults neither is
-    stored.
+    choice. It does not change the image, and its default is not stored.
     """
 
     num_warps: int
@@ -104,7 +103,6 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     programmatic: bool = _stored(False)
     fusion: bool = _stored(True)
     carveout: int = -1
-    reserve: int = 0
 
 
 Constant = int | bool | str | None
@@ -126,7 +124,7 @@ class Specialization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     def compiled(self) -> Specialization:
         """It without what only launches: equal for specialisations of one image."""
-        return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, carveout=-1, reserve=0))
+        return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, carveout=-1))
 
 
 Argument = Buffer | int | float | LoadTimeValue

@@ -21,8 +21,6 @@ _Carveout = Annotated[int, msgspec.Meta(ge=-1, le=100)]
 _Stages = Annotated[int, msgspec.Meta(ge=1, le=8)]
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}$"
 _Time = Annotated[float, msgspec.Meta(gt=0)]
-MOST_CAPPED = 8
-"""Programs a multiprocessor that shares of shared memory, in whole KiB, tell apart on every part."""
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,11 +70,7 @@ class Tile(_Record, frozen=True, kw_only=True, tag_field="form", tag="tile"):
 class Splits(_Record, frozen=True, kw_only=True, tag_field="form", tag="splits", omit_defaults=True):
     """How contexts are cut, and how programs take the pieces: `tile_bytes` of keys at once, warps, `programs` a
     multiprocessor, the tiles of the `longest` and the `shortest` split, stages, `maxnreg` registers a thread (0: the
-    compiler's), `carveout` as of `Fragments`.
-
-    `capped`: no multiprocessor takes more than `programs` (up to 8) of them, as each reserves its share of shared memory. Else
-    those that need few registers may crowd on few multiprocessors.
-    """
+    compiler's), `carveout` as of `Fragments`."""
 
     tile_bytes: Annotated[int, msgspec.Meta(ge=1024, le=65536)]
     warps: _Warps
@@ -86,14 +80,11 @@ class Splits(_Record, frozen=True, kw_only=True, tag_field="form", tag="splits",
     stages: _Stages
     maxnreg: _Registers
     carveout: _Carveout = -1
-    capped: bool = False
 
     def __post_init__(self) -> None:
         _check_powers(tile_bytes=self.tile_bytes, warps=self.warps)
         if self.shortest > self.longest:
             raise ValueError(f"shortest is {self.shortest}, more than longest, {self.longest}")
-        if self.capped and self.programs > MOST_CAPPED:
-            raise ValueError(f"capped goes with up to {MOST_CAPPED} programs, not {self.programs}")
 
 
 class Queries(_Record, frozen=True, kw_only=True, tag_field="form", tag="queries"):

@@ -13,7 +13,6 @@ from ouro_build.artifacts.writer import Content, plan_files, plan_paths
 from ouro_build.builder.buffers import kv_layout
 from ouro_build.builder.cache import Image
 from ouro_build.builder.compile import Job
-from ouro_build.builder.limits import launched_shared
 from ouro_build.builder.plan_target import Preparation, Target
 from ouro_build.builder.tokenizer_files import tokenizer_files
 from ouro_build.builder.toolchain import Toolchain
@@ -92,7 +91,7 @@ def image_record(path: str, specialization: Specialization, image: Image) -> Ima
         function=image.function,
         registers=image.registers,
         spills=image.spills,
-        shared=launched_shared(specialization, image),
+        shared=image.shared,
         num_warps=specialization.options.num_warps,
         cluster=(1, 1, 1),
         cooperative=False,

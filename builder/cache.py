@@ -84,7 +84,7 @@ def default_folder() -> Path:
 def image_key(specialization: Specialization, arch: str, toolchain: Toolchain) -> str:
     """sha256, in hex, of everything that decides the bytes of an image and whether it is accepted.
 
-    How it is launched is no part of it: launch rules that ask for other shared memory alone need no other image.
+    The carve-out that launches prefer is no part of it.
     """
     parts = {
         "format": ENTRY_FORMAT,

@@ -14,17 +14,12 @@ _REGISTER_UNIT = 8
 _WARP = 32
 
 
-def launched_shared(specialization: Specialization, image: Image) -> int:
-    """Bytes of shared memory that a block is launched with: what the image needs, or what the launch rule reserves."""
-    return max(image.shared, specialization.options.reserve)
-
-
 def check_limits(part: Part, specialization: Specialization, image: Image) -> None:
     """Raise CompileError if one block of `image` needs more than a multiprocessor of `part` has."""
     threads = _WARP * specialization.options.num_warps
     registers = -(-image.registers // _REGISTER_UNIT) * _REGISTER_UNIT * threads
     for what, needed, limit in (
-        ("bytes of shared memory", launched_shared(specialization, image), part.shared),
+        ("bytes of shared memory", image.shared, part.shared),
         ("registers", registers, REGISTER_FILE),
         ("threads", threads, MAX_THREADS),
     ):

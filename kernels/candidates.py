@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ouro_build.artifacts.parts import Part
-from ouro_build.artifacts.tuning import FORMS, MOST_CAPPED, Fragments, Parameters, Queries, Splits, Tile
+from ouro_build.artifacts.tuning import FORMS, Fragments, Parameters, Queries, Splits, Tile
 from ouro_build.kernels.attention_decode import split_shape
 from ouro_build.kernels.attention_prefill import query_shape
 from ouro_build.kernels.linear_few import fragment_shape
@@ -41,7 +41,6 @@ _VALUES: Mapping[type, Mapping[str, tuple[int, ...]]] = {
         "shortest": (1, 2, 4),
         "stages": (2, 3, 4),
         "maxnreg": (64, 72, 80, 88, 96, 128, 168, 255),
-        "capped": (False, True),
     },
     Queries: {"rows": (16, 32, 64, 128), "tile": (16, 32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4)},
 }
@@ -99,6 +98,4 @@ def _paired(current: Parameters) -> Iterator[dict[str, int]]:
 def _consistent(current: Parameters, change: Mapping[str, int]) -> bool:
     if not isinstance(current, Splits):
         return True
-    capped, programs = change.get("capped", current.capped), change.get("programs", current.programs)
-    ordered = change.get("shortest", current.shortest) <= change.get("longest", current.longest)
-    return ordered and (not capped or programs <= MOST_CAPPED)
+    return change.get("shortest", current.shortest) <= change.get("longest", current.longest)

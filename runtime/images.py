@@ -48,7 +48,7 @@ class Images:
     ) -> None:
         driver.check_unsealed("loading images")
         self._driver = driver
-        self._libraries: dict[tuple[str, int, int], Any] = {}
+        self._libraries: dict[tuple[str, int], Any] = {}
         self.bytes = 0
         with ExitStack() as resources:
             self._resources = resources
@@ -65,7 +65,7 @@ class Images:
 
     def _kernel(self, record: ImageRecord, specialization: Specialization, read: Callable[[str], bytes]) -> LoadedKernel:
         call, doing = self._driver.call, f"loading {record.path}"
-        key = (record.path, record.carveout, record.shared)  # a function's attributes are those of its library
+        key = (record.path, record.carveout)  # a function's attributes are those of its library
         if key not in self._libraries:
             self._libraries[key] = self._library(read(record.path), doing)
         kernel = call("cuLibraryGetKernel", self._libraries[key], record.function.encode(), doing=doing)

@@ -134,11 +134,5 @@ def launch_over_splits(
             **({} if scores is None else {"SCORES": scores.sizes[2]}),
         },
         # grouped heads: block ids, then keys and values a tile ahead of their use
-        options=Options(
-            num_warps=shape.warps,
-            num_stages=shape.stages,
-            maxnreg=shape.maxnreg,
-            carveout=shape.carveout,
-            reserve=part.capping(shape.programs) if shape.capped else 0,
-        ),
+        options=Options(num_warps=shape.warps, num_stages=shape.stages, maxnreg=shape.maxnreg, carveout=shape.carveout),
     )

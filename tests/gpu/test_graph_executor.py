@@ -202,19 +202,19 @@ def test_replaying_allocates_nothing(rig: Rig) -> None:
     graphs.close()
 
 
-def test_records_of_one_file_keep_their_own_shared_memory(rig: Rig) -> None:
+def test_records_of_one_file_keep_their_own_carveout(rig: Rig) -> None:
     cubin, function = compiled(affine, MACHINE.capability[0] * 10 + MACHINE.capability[1])
-    asked = [(-1, 0), (100, SHARED), (50, SHARED), (100, 0)]
-    records = [msgspec.structs.replace(record("affine", function, shared), carveout=c) for c, shared in asked]
+    asked = [-1, 100, 50, 100]
+    records = [msgspec.structs.replace(record("affine", function, SHARED), carveout=c) for c in asked]
     ids = rig.driver.api.CUfunction_attribute
 
     def asks(function: Any, attribute: Any) -> int:
         return int(rig.driver.call("cuFuncGetAttribute", attribute, function, doing="asking for an attribute"))
 
     with closing(Images(rig.driver, records, (specialization("affine"),) * len(asked), lambda _: cubin)) as images:
-        for kernel, (carveout, shared) in zip(images.kernels, asked, strict=True):
+        for kernel, carveout in zip(images.kernels, asked, strict=True):
             assert asks(kernel.function, ids.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) == carveout
-            assert asks(kernel.function, ids.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) >= shared
+            assert asks(kernel.function, ids.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) >= SHARED
 
 
 def test_the_driver_tells_the_real_parameters(rig: Rig) -> None:

@@ -63,13 +63,12 @@ def test_a_table_without_carveouts_and_caps_is_what_it_was() -> None:
     """Its file and its digest are those of a table from before there were any."""
     raw = encode_table(TABLE)
     assert b"carveout" not in raw
-    assert b"capped" not in raw
     assert decode_table(raw, "t").entries[0].parameters == SPLITS
-    assert (SHAPE.carveout, SPLITS.carveout, SPLITS.capped) == (-1, -1, False)
+    assert (SHAPE.carveout, SPLITS.carveout) == (-1, -1)
 
 
-def test_carveouts_and_caps_are_values_of_a_table() -> None:
-    shapes = (msgspec.structs.replace(SHAPE, carveout=0), msgspec.structs.replace(SPLITS, carveout=100, capped=True))
+def test_carveouts_are_values_of_a_table() -> None:
+    shapes = (msgspec.structs.replace(SHAPE, carveout=0), msgspec.structs.replace(SPLITS, carveout=100))
     entries = tuple(msgspec.structs.replace(e, parameters=p) for e, p in zip(TABLE.entries, shapes, strict=True))
     table = msgspec.structs.replace(TABLE, entries=entries)
     assert set(decode_table(encode_table(table), "t").entries) == set(entries)
@@ -117,7 +116,6 @@ def test_a_table_without_entries() -> None:
         (edited(parameters={"maxnreg": 256}), r"parameters\.maxnreg"),
         (edited(parameters={"carveout": 101}), r"parameters\.carveout"),
         (edited(parameters={"carveout": -2}), r"parameters\.carveout"),
-        (edited(parameters={"capped": True}), "unknown field `capped`"),
         (edited(parameters={"ahead": 0}), r"parameters\.ahead"),
         (edited(parameters={"step": 10**30}), r"parameters"),
         (edited(parameters={"more": 1}), "unknown field `more`"),
@@ -139,8 +137,6 @@ def test_two_entries_for_one_place() -> None:
 def test_splits_that_contradict_themselves() -> None:
     with pytest.raises(ValueError, match="more than longest"):
         msgspec.structs.replace(SPLITS, shortest=65)
-    with pytest.raises(ValueError, match="up to 8 programs, not 9"):
-        msgspec.structs.replace(SPLITS, programs=9, capped=True)
 
 
 @given(st.data())

@@ -42,7 +42,6 @@ def test_an_image_within_the_limits() -> None:
     ("spec", "image", "text"),
     [
         (SPEC, {"shared": 99 * 1024 + 1}, "101377 bytes of shared memory; sm_120 has 101376"),
-        (changed({"reserve": 100 * 1024}), {"shared": 0}, "102400 bytes of shared memory; sm_120 has 101376"),
         (changed({"num_warps": 32}), {"registers": 72}, "73728 registers; sm_120 has 65536"),
         (changed({"num_warps": 64}), {"registers": 8}, "2048 threads; sm_120 has 1024"),
     ],
@@ -61,11 +60,9 @@ def test_the_same_image_fits_another_part() -> None:
         check_limits(find_part("sm_80"), SPEC, big)
 
 
-@pytest.mark.parametrize(("needed", "reserve"), [(1024, 0), (1024, 2048), (4096, 2048)])
-def test_a_block_is_launched_with_what_is_needed_or_reserved(needed: int, reserve: int) -> None:
-    made = image_record("a", changed({"reserve": reserve, "carveout": 75}), msgspec.structs.replace(IMAGE, shared=needed))
-    assert (made.shared, made.carveout) == (max(needed, reserve), 75)
-    assert image_record("a", SPEC, IMAGE).carveout == -1
+@pytest.mark.parametrize("carveout", [-1, 0, 75])
+def test_a_record_says_the_carveout_that_launches_prefer(carveout: int) -> None:
+    assert image_record("a", changed({"carveout": carveout}), IMAGE).carveout == carveout
 
 
 def compiled(

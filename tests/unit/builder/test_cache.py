@@ -80,7 +80,7 @@ def test_everything_that_decides_an_image_is_in_its_key() -> None:
 
 
 def test_how_an_image_is_launched_is_not_in_its_key() -> None:
-    options = msgspec.structs.replace(SPEC.options, carveout=100, reserve=1024)
+    options = msgspec.structs.replace(SPEC.options, carveout=100)
     launched = msgspec.structs.replace(SPEC, options=options)
     assert launched != launched.compiled() == SPEC
     assert image_key(launched, "sm_90", TOOLS) == image_key(SPEC, "sm_90", TOOLS)

@@ -215,7 +215,7 @@ def test_a_carveout_of_the_whole_step_is_found_and_built(
         before = len(api.executed)
         run()
         synchronize()
-        return [(1000 + sum(node.kernel.carveout != 100 for node in api.executed[before:])) * 1e-6]
+        return [(1000 + sum(node.kernel.carveout != 50 for node in api.executed[before:])) * 1e-6]
 
     monkeypatch.setattr(tune_bench, "measure", measure)
     monkeypatch.setattr(tune_images, "compile_images", some_spill)
@@ -223,7 +223,7 @@ def test_a_carveout_of_the_whole_step_is_found_and_built(
     assert step.carveout_gained_us == pytest.approx(step.before_us - step.us)
     assert step.carveout_gained_us > 0
     assert {site.gained_us for site in step.sites} == {0.0}
-    assert {site.changed for site in step.sites} == {(("carveout", -1, 100),)}
+    assert {site.changed for site in step.sites} == {(("carveout", 100, 50),)}
     table = decode_table((tmp_path / "t.json").read_bytes(), "t")
     monkeypatch.setattr(build_module, "compile_images", compile_images)
     monkeypatch.setattr(build_module, "find_toolchain", lambda parts: TOOLCHAIN)
@@ -233,7 +233,7 @@ def test_a_carveout_of_the_whole_step_is_found_and_built(
     (target,) = made.manifest.targets
     index, _ = made.plans(target)
     pairs = [(s, image.carveout) for s, image in zip(index.specializations, target.images, strict=True)]
-    assert {carveout for s, carveout in pairs if dict(s.constants).get("ROWS") == 2 and s.kernel in FORMS} == {100}
+    assert {carveout for s, carveout in pairs if dict(s.constants).get("ROWS") == 2 and s.kernel in FORMS} == {50}
     assert {carveout for s, carveout in pairs if s.kernel not in FORMS} == {-1}
 
 

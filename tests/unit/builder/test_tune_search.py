@@ -131,14 +131,6 @@ def test_a_step_starts_from_the_carveouts_that_it_has() -> None:
     assert carved({DEEP: FORMS[1], NARROW: FORMS[3]}) == ()
 
 
-def test_what_is_capped_has_few_programs() -> None:
-    many = Splits(tile_bytes=16384, warps=8, programs=16, longest=16, shortest=4, stages=3, maxnreg=128)
-    near = neighbours(many)
-    assert not [p for p in near if getattr(p, "capped", False)]
-    few = msgspec.structs.replace(many, programs=8)
-    assert msgspec.structs.replace(few, capped=True) in neighbours(few)
-
-
 def test_what_is_slower_than_the_best_so_far_is_not_measured_long() -> None:
     bench = Made({(DEEP, "step", 128): 50.0})
     found = search(bench, DEEP).run()
