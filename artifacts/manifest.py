@@ -23,7 +23,8 @@ from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Dim, LoadTimeValue, Pool
 from ouro_build.artifacts.tuning import TuningRecord
 
-FORMAT = "1.0"
+FORMAT = "1.1"
+"""1.1 added the carve-outs that launches prefer."""
 MANIFEST = "manifest.json"
 ORACLE = "oracle.json"
 KV_AXES = ("plane", "block", "key_value", "kv_head", "position", "head_dim")
@@ -117,7 +118,7 @@ class KvLayout(_Record, frozen=True, kw_only=True):
 class ImageRecord(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """A compiled kernel. Bytes are per block (`shared`) and per thread (`spills`); `parameters` are (offset, size).
 
-    `carveout` is the percentage of a multiprocessor's L1 cache and shared memory that launches prefer as shared memory; -1, the
+    `carveout` is the share, in percent, of the most shared memory a multiprocessor can have that launches prefer; -1, the
     driver's choice, is not stored. Records of one path may differ in it.
     """
 

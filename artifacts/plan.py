@@ -93,8 +93,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     Without `fusion` a product and a sum are never joined into one rounding, unless the source says so: images of one source
     then give the same bits, which parts of it they were compiled from notwithstanding.
 
-    `carveout` is the percentage of a multiprocessor's L1 cache and shared memory preferred as shared memory, -1 the driver's
-    choice. It does not change the image, and its default is not stored.
+    `carveout` is the share, in percent, of the most shared memory a multiprocessor can have that launches prefer, -1 the
+    driver's choice. It does not change the image, and its default is not stored.
     """
 
     num_warps: int

@@ -37,9 +37,9 @@ class Fragments(_Record, frozen=True, kw_only=True, tag_field="form", tag="fragm
     Left alone, ptxas aims at more programs a multiprocessor than the loads in flight leave room for, and orders the loads to
     save registers.
 
-    `carveout` is the percentage of a multiprocessor's L1 cache and shared memory preferred as shared memory, -1 the driver's
-    choice. A multiprocessor must drain before its split changes, so kernels of consecutive launches lie beside each other only
-    where they have the same.
+    `carveout` is the share, in percent, of the most shared memory a multiprocessor can have that launches prefer, -1 the
+    driver's choice; the rest is L1 cache. A multiprocessor must drain before that changes, so kernels of consecutive launches
+    lie beside each other only where they have the same.
     """
 
     block_n: Annotated[int, msgspec.Meta(ge=16, le=128)]
@@ -125,7 +125,8 @@ class Measured(_Record, frozen=True, kw_only=True):
     """Microseconds of a whole step with the configuration that was there before, and with this one; what else the step had
     was the same. `launches` of the kernel in this place were in the step.
 
-    Both are with this one's carve-out: all kernels of a step change theirs together, and what that gains is in no entry.
+    Both are with this one's carve-out: all kernels of a step that tables configure change theirs together, and what that gains
+    is in no entry.
     """
 
     before_us: _Time

@@ -20,8 +20,8 @@ from ouro_build.builder.sparse_view import sparse_facts
 
 
 class ImageView(msgspec.Struct, frozen=True, kw_only=True):
-    """A compiled kernel: registers and spilled bytes a thread, shared bytes that a block is launched with, the percentage of a
-    multiprocessor's memory that it prefers as shared memory (-1: the driver's choice), bytes of its file."""
+    """A compiled kernel: registers and spilled bytes a thread, shared bytes a block, the percentage of the most shared
+    memory of a multiprocessor that launches prefer (-1: the driver's choice), bytes of its file."""
 
     kernel: str
     contract: int

@@ -45,12 +45,12 @@ class TunedSite(msgspec.Struct, frozen=True, kw_only=True):
     tried: int
     refused: int
     gained_us: float
-    changed: tuple[tuple[str, int | bool, int | bool], ...]
+    changed: tuple[tuple[str, int, int], ...]
 
 
 class TunedStep(msgspec.Struct, frozen=True, kw_only=True):
     """A step of one bucket: microseconds before and after. `context` is that of its rows, 0 for prompt rows. Of what it gained,
-    `carveout_gained_us` came from the carve-out that its kernels changed together; what single kernels gained is with them."""
+    `carveout_gained_us` came from the carve-out that the sites changed together; what single kernels gained is with them."""
 
     family: Family
     bucket: int
@@ -189,7 +189,8 @@ class _Tuning:
             )
             resources.callback(bench.close)
             try:
-                return Search(bench, recorder.part_with({}), sites, self._say).run()
+                whole = len(sites) == len(step.sites())
+                return Search(bench, recorder.part_with({}), sites, self._say).run(carves=whole)
             except Refused as refusal:
                 raise BuildError(
                     f"the step as it is must not be used: {refusal}",

@@ -1,5 +1,5 @@
-"""The search: a carve-out for all kernels together, then kernel by kernel, one change at a time, each kept only if the whole
-step is faster with it."""
+"""The search: a carve-out for all kernels that tables configure, then kernel by kernel, one change at a time, each kept only
+if the whole step is faster with it."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ class Search:
             self._places[site] = Place(site, launches, now, now)
         self._seen: set[tuple[Site, Parameters]] = set()
 
-    def run(self) -> Found:
-        """Choose a carve-out, then go round the sites until a round changes nothing. Raises Refused if the step that was there
-        first is not right."""
+    def run(self, *, carves: bool = True) -> Found:
+        """Choose a carve-out, if `carves` (the sites must then be all that tables configure), and go round the sites until a
+        round changes nothing. Raises Refused if the step that was there first is not right."""
         self._bench.compile([self._choice()])
         before = best = self._bench.microseconds(self._choice())
         self._say(f"{before:.1f} µs a step before")
-        carved_us, best = self._carve(best)
+        carved_us, best = self._carve(best) if carves else (0.0, best)
         for _ in range(ROUNDS):
             faster = best
             for place in self._places.values():

@@ -1,5 +1,5 @@
 """What may be tried in place of a configuration: the same with one of its values changed, or two that go together; and in
-place of all of a step's, the same with another carve-out."""
+place of all of a step that tables configure, the same with another carve-out."""
 
 from __future__ import annotations
 

@@ -112,10 +112,10 @@ def attend(
     TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """One split of one kv head. `scores` has SCORES elements a head and is given the scores; with 0 it is not touched."""
-    # All of the record is asked for at once. Where it is of no split, the rest of it is not said, and there are no keys.
+    # All of the record is asked for at once. Where it is of no split, the rest of it may be anything, and there are no keys.
     row = tl.load(record)
-    first = tl.load(record + 3)
-    end = tl.where(row >= 0, tl.load(record + 4), first)
+    first = tl.where(row >= 0, tl.load(record + 3), 0)
+    end = tl.where(row >= 0, tl.load(record + 4), 0)
     table = block_tables + tl.load(record + 5).to(tl.int64) * TABLE_WIDTH
     keys = kv + head_offset(plane_stride, tl.load(record + 6), layer, kv_head, LAYERS, BLOCK_SIZE, HEAD_DIM)
     of_group = tl.arange(0, GROUP_TILE)

@@ -1,15 +1,17 @@
 """The attention kernels on a device, compiled."""
 
+import msgspec
 import pytest
 import torch
 
-from tests.kernel_cases import Case
+from tests.kernel_cases import PART, Case
 from tests.kernel_cases.attention import (
     DECODE_ROWS,
     LAYERS,
     LOOPS,
     PREFILL_ROWS,
     SHAPES,
+    WORST,
     Context,
     context,
     decode_case,
@@ -30,6 +32,17 @@ LONG_CHUNK = (*((0, p, 2) for p in range(2300, 2500)), None, *((1, p, 1) for p i
 def test_decode_matches_the_reference(shape: tuple[int, int, int], dtype: str) -> None:
     for least in (1, 3, 40):
         decode_case(dtype, "cuda", shape=shape, least=least).check()
+
+
+@pytest.mark.parametrize("rest", [0, -1, WORST])
+@pytest.mark.parametrize("multiprocessors", [1, 132])
+@pytest.mark.parametrize("shape", [(4, 4, 16), (6, 2, 16)])
+def test_records_of_no_split_may_hold_anything(shape: tuple[int, int, int], multiprocessors: int, rest: int) -> None:
+    """With few multiprocessors, programs take several pairs each."""
+    part = msgspec.structs.replace(PART, sm_count=multiprocessors)
+    case = decode_case("bfloat16", "cuda", shape=shape, part=part, rest=rest)
+    assert bool(dict(case.launch.specialization.constants)["LIMIT"]) == (multiprocessors == 1)
+    case.check()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

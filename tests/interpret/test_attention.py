@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,11 +10,12 @@ from hypothesis import strategies as st
 
 from ouro_build.artifacts.parts import PARTS, Part, find_part
 from ouro_build.kernels.attention_decode import split_rule
-from tests.kernel_cases import Case
+from tests.kernel_cases import PART, Case
 from tests.kernel_cases.attention import (
     DECODE_ROWS,
     PREFILL_ROWS,
     SHAPES,
+    WORST,
     Rows,
     decode_case,
     merge_case,
@@ -42,6 +44,17 @@ def test_prefill_matches_the_reference(shape: tuple[int, int, int], dtype: str) 
 def test_any_block_size(shape: tuple[int, int, int], block_size: int) -> None:
     decode_case("float32", shape=shape, block_size=block_size).check()
     prefill_case("float32", shape=shape, block_size=block_size).check()
+
+
+@pytest.mark.parametrize("rest", [0, -1, WORST])
+@pytest.mark.parametrize("multiprocessors", [1, 132])
+@pytest.mark.parametrize("shape", [(4, 4, 16), (6, 2, 16)])
+def test_records_of_no_split_may_hold_anything(shape: tuple[int, int, int], multiprocessors: int, rest: int) -> None:
+    """With few multiprocessors, programs take several pairs each."""
+    part = msgspec.structs.replace(PART, sm_count=multiprocessors)
+    case = decode_case("float16", "cpu", shape=shape, part=part, rest=rest)
+    assert bool(dict(case.launch.specialization.constants)["LIMIT"]) == (multiprocessors == 1)
+    case.check()
 
 
 @pytest.mark.parametrize("least", [1, 2, 7])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Buffer
 from ouro_build.kernels.attention_decode import attention_decode, split_rule
 from ouro_build.kernels.attention_merge import attention_merge
@@ -30,6 +31,8 @@ PREFILL_ROWS: Rows = (
     (0, 64, 1),
 )  # fmt: skip
 LAYERS, LOOPS, LAYER = 2, 3, 1
+# A place in memory that was not written may hold anything: this is a NaN's bits, and as a position one that overflows.
+WORST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,10 @@ def queries(rows: Rows, dtype: str, device: str, heads: int, head_dim: int) -> T
     return q.to(device)
 
 
-def split_records(rows: Rows, rule: SplitRule, limit: int, tables: Tensor, block_size: int) -> Tensor:
-    """What `split_contexts` makes of `rows`, told another way."""
-    table = torch.full((limit, SPLIT_RECORD + rule.tile), -1, dtype=torch.int32)
+def split_records(rows: Rows, rule: SplitRule, limit: int, tables: Tensor, block_size: int, rest: int) -> Tensor:
+    """What `split_contexts` makes of `rows`, told another way; what it does not write is `rest`."""
+    table = torch.full((limit, SPLIT_RECORD + rule.tile), rest, dtype=torch.int32)
+    table[:, Split.ROW] = -1
     at = 0
     for row, known in enumerate(rows):
         if known is None:
@@ -113,18 +117,20 @@ def decode_case(
     block_size: int = 16,
     ctx: Context | None = None,
     rule: SplitRule | None = None,
+    part: Part = PART,
+    rest: int = WORST,
 ) -> Case:
     """One step of rows of several requests and loops, each cut into `least` splits or, with few keys, fewer."""
     heads, kv_heads, head_dim = shape
     ctx = ctx or context(dtype, device, kv_heads, head_dim, block_size)
-    tile = split_rule(PART, len(rows), heads, kv_heads, head_dim, dtype).tile
+    tile = split_rule(part, len(rows), heads, kv_heads, head_dim, dtype).tile
     rule = rule or SplitRule(tile, least, 1 << 20, 1)
     most = rule.most(max(row[1] + 1 for row in rows if row))
     splits = buffer("splits", "int32", len(rows) * most, SPLIT_RECORD + tile)
     partial = buffer("partial", "float32", len(rows), heads, most, head_dim)
     sums = buffer("sums", "float32", len(rows), heads, most, 2)
     launch = attention_decode(
-        PART,
+        part,
         splits=splits,
         q=buffer("q", dtype, len(rows), heads, head_dim),
         block_tables=buffer("block_tables", "int32", *ctx.tables.shape),
@@ -136,7 +142,7 @@ def decode_case(
         rule=rule,
     )
     tensors = {
-        "splits": split_records(rows, rule, splits.sizes[0], ctx.tables, page_shape(ctx.kv_buffer)[1]).to(device),
+        "splits": split_records(rows, rule, splits.sizes[0], ctx.tables, page_shape(ctx.kv_buffer)[1], rest).to(device),
         "q": queries(rows, dtype, device, heads, head_dim),
         "block_tables": ctx.tables,
         "kv": ctx.kv,

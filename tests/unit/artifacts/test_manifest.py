@@ -235,6 +235,8 @@ def test_plans_and_images_belong_together(manifest: Manifest) -> None:
         check_plans(manifest, replace(target, images=target.images[:1]), index)
     with pytest.raises(ArtifactError, match=r"gather takes 7 parameters, image .* 5"):
         check_plans(manifest, replace(target, images=target.images[::-1]), index)
+    with pytest.raises(ArtifactError, match=r"carve-out -1, image .* is launched with 50"):
+        check_plans(manifest, replace(target, images=(replace(target.images[0], carveout=50), *target.images[1:])), index)
     with pytest.raises(ArtifactError, match="two plans have one key"):
         check_plans(manifest, target, replace(index, plans=index.plans * 2))
     entry = index.plans[0]

@@ -59,7 +59,7 @@ def test_the_digest_is_of_the_values_not_of_the_layout() -> None:
     assert msgspec.structs.replace(table, context=1).digest != table.digest
 
 
-def test_a_table_without_carveouts_and_caps_is_what_it_was() -> None:
+def test_a_table_without_carveouts_is_what_it_was() -> None:
     """Its file and its digest are those of a table from before there were any."""
     raw = encode_table(TABLE)
     assert b"carveout" not in raw

@@ -2,11 +2,13 @@ import json
 import shutil
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from ouro_build.artifacts import console
 from ouro_build.artifacts.columns import GraphEntry, GraphStep
@@ -19,6 +21,7 @@ from ouro_build.artifacts.reader import Artifact, open_artifact
 from ouro_build.artifacts.records import ObservedRecord, decode_record
 from ouro_build.builder import warm
 from ouro_build.builder.artifact_cli import cli
+from ouro_build.builder.inspect import draw, view
 from ouro_build.runtime import machine
 from ouro_build.runtime.machine import probe
 from tests.artifact_maker import make_artifact
@@ -110,26 +113,32 @@ def test_graphs_of_several_runs_are_shown_and_compared(ouro_artifact: Cli, refer
     assert changed["plans/h200.json:graphs[prelude/1/dense].steps[0].plan"] == (0, None)
 
 
-def test_launched_shared_memory_is_shown_and_compared(ouro_artifact: Cli, reference: Path, tmp_path: Path) -> None:
-    """Also of two records of one file."""
+def test_records_of_one_file_are_compared_each(ouro_artifact: Cli, reference: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.ouro"
     shutil.copytree(reference, other)
     manifest = open_artifact(reference).manifest
     target, *rest = manifest.targets
     first, second = target.images
-    images = (msgspec.structs.replace(first, carveout=75), msgspec.structs.replace(second, path=first.path, shared=2048))
-    carved = sealed(msgspec.structs.replace(manifest, targets=(msgspec.structs.replace(target, images=images), *rest)))
+    images = (first, msgspec.structs.replace(second, path=first.path, shared=2048))
+    changed = sealed(msgspec.structs.replace(manifest, targets=(msgspec.structs.replace(target, images=images), *rest)))
     (other / "manifest.json").chmod(0o644)
-    (other / "manifest.json").write_bytes(encode_manifest(carved))
-    shown = ouro_artifact.json("inspect", other)["targets"][0]["images"]
-    assert [(i["carveout"], i["shared"]) for i in shown] == [(75, 1024), (-1, 2048)]
-    _, out, _ = ouro_artifact("inspect", other)
-    assert "carve-out" in out
-    assert "75 %" in out
-    assert "carve-out" not in ouro_artifact("inspect", reference)[1]
-    changed = {f["what"]: f["b"] for f in ouro_artifact.json("diff", reference, other, code=1)["fields"]}
-    name = f"targets[h200].images[{first.path}"
-    assert (changed[f"{name}, 0].carveout"], changed[f"{name}, 1].shared"]) == (75, 2048)
+    (other / "manifest.json").write_bytes(encode_manifest(changed))
+    found = {f["what"]: f["b"] for f in ouro_artifact.json("diff", reference, other, code=1)["fields"]}
+    assert found[f"targets[h200].images[{first.path}, 1].shared"] == 2048
+
+
+def test_a_carveout_has_a_column_where_there_is_one(reference: Path) -> None:
+    plain = view(open_artifact(reference))
+    (target, *rest), replace = plain.targets, msgspec.structs.replace
+    images = (replace(target.images[0], carveout=75), *target.images[1:])
+    carved = replace(plain, targets=(replace(target, images=images), *rest))
+    texts = []
+    for shown in (plain, carved):
+        text = StringIO()
+        Console(width=200, file=text).print(draw(shown))
+        texts.append(text.getvalue())
+    assert ["carve-out" in text for text in texts] == [False, True]
+    assert "75 %" in texts[1]
 
 
 def test_verify(ouro_artifact: Cli, folder: Path, tmp_path: Path) -> None:

@@ -206,18 +206,32 @@ def test_a_start_that_spills_is_measured_and_improved(
     assert "slower: linear_few (112 bytes a thread)" in shipped, "of the rows that were not tuned"
 
 
-def test_a_carveout_of_the_whole_step_is_found_and_built(
-    artifact: Artifact, tmp_path: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Although what the step starts from spills: another carve-out is no other image."""
+def faster_carved(api: FakeDriver, carveout: int) -> Callable[..., list[float]]:
+    """Every launch is faster with that."""
 
     def measure(run: Callable[[], object], synchronize: Callable[[], object], hopeless: float) -> list[float]:
         before = len(api.executed)
         run()
         synchronize()
-        return [(1000 + sum(node.kernel.carveout != 50 for node in api.executed[before:])) * 1e-6]
+        return [(1000 + sum(node.kernel.carveout != carveout for node in api.executed[before:])) * 1e-6]
 
-    monkeypatch.setattr(tune_bench, "measure", measure)
+    return measure
+
+
+def test_kernels_tuned_alone_keep_the_carveout_of_the_others(
+    artifact: Artifact, tmp_path: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_bench, "measure", faster_carved(api, 50))
+    (step,) = tuned(artifact, tmp_path, api, buckets=(2,), kernels=("linear_rope",)).steps
+    (site,) = step.sites
+    assert (step.carveout_gained_us, site.changed) == (0, ())
+
+
+def test_a_carveout_of_the_whole_step_is_found_and_built(
+    artifact: Artifact, tmp_path: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although what the step starts from spills: another carve-out is no other image."""
+    monkeypatch.setattr(tune_bench, "measure", faster_carved(api, 50))
     monkeypatch.setattr(tune_images, "compile_images", some_spill)
     (step,) = tuned(artifact, tmp_path, api, buckets=(2,)).steps
     assert step.carveout_gained_us == pytest.approx(step.before_us - step.us)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ouro_build.artifacts.parts import find_part
 from ouro_build.artifacts.plan import Launch, LoadTimeValue
-from ouro_build.artifacts.tuning import KINDS, Entry, Fragments, Queries, Splits, Tile, TuningTable, decode_table
+from ouro_build.artifacts.tuning import FORMS, KINDS, Entry, Fragments, Queries, Splits, Tile, TuningTable, decode_table
 from ouro_build.kernels.attention_decode import split_rule, split_shape
 from ouro_build.kernels.attention_prefill import attention_prefill
 from ouro_build.kernels.linear import linear
@@ -115,6 +115,16 @@ def test_a_carveout_reaches_every_kernel_for_few_rows() -> None:
         carved, plain = (launch_of(p, e).specialization for p in (tuned(H200, (table(given),)), H200))
         assert (carved.options.carveout, plain.options.carveout) == (75, getattr(e.parameters, "carveout", None))
         assert carved.compiled() == plain.compiled()
+
+
+@pytest.mark.parametrize("arch", sorted(path.stem for path in SHIPPED.glob("*.json")))
+@pytest.mark.parametrize("rows", [*range(1, 18), 32, 33])
+def test_all_kernels_of_a_step_have_one_carveout(arch: str, rows: int) -> None:
+    """Else multiprocessors would drain between them."""
+    tuning = tuning_of(find_part(arch))
+    kinds = [(kernel, kind) for kernel, known in KINDS.items() if FORMS[kernel] in (Fragments, Splits) for kind in known]
+    found = [tuning.find(Site(kernel, 16, rows, (1, 1), kind)) for kernel, kind in kinds]
+    assert len({-1 if entry is None else getattr(entry.parameters, "carveout", None) for entry in found}) == 1
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda p: p.stem)
