@@ -246,6 +246,11 @@ def _draw_target(t: TargetView) -> tuple[RenderableType, ...]:
     blocks = f"{t.kv_blocks:,} KV blocks of {size(t.kv_block_bytes)}"
     plans = [(_name(p), p.bucket, p.launches, p.programmatic, p.full) for p in t.plans]
     graphs = [(_name(g), g.bucket, g.nodes, ", then ".join(map(_step, g.steps))) for g in t.graphs if _joins(g)]
+    images = [
+        (i.kernel, _constants(i), i.registers, i.spills, i.shared, percent_carved(i.carveout), i.num_warps, i.bytes)
+        for i in t.images
+    ]
+    columns = ("kernel", "constants", "registers", "spills", "shared", "carve-out", "warps", "bytes")
     name = f"{t.part} ({t.arch}, {t.sm_count} SMs, ptxas {t.ptxas})"
     tables = [(r.name, r.arch, r.match, r.digest) for r in t.tuning]
     return (
@@ -255,23 +260,12 @@ def _draw_target(t: TargetView) -> tuple[RenderableType, ...]:
         ),
         table(f"plans for {t.part}", ("program", "bucket", "launches", "programmatic edges", "full edges"), plans),
         *((table(f"graphs of several runs for {t.part}", ("graph", "bucket", "nodes", "runs"), graphs),) if graphs else ()),
-        _draw_images(t),
+        table(f"images for {t.part}", columns, images),
     )
 
 
-def _draw_images(t: TargetView) -> RenderableType:
-    """With a column of carve-outs where an image has one."""
-    carved = any(image.carveout >= 0 for image in t.images)
-    columns = ("kernel", "constants", "registers", "spills", "shared", *(("carve-out",) if carved else ()), "warps", "bytes")
-    rows = [
-        (i.kernel, _constants(i), i.registers, i.spills, i.shared, *((_percent(i.carveout),) if carved else ()), i.num_warps,
-         i.bytes)
-        for i in t.images
-    ]  # fmt: skip
-    return table(f"images for {t.part}", columns, rows)
-
-
-def _percent(carveout: int) -> str:
+def percent_carved(carveout: int) -> str:
+    """A carve-out for people; a dash where the driver chooses."""
     return "–" if carveout < 0 else f"{carveout} %"
 
 

@@ -8,7 +8,7 @@ from ouro_build.artifacts.parts import KIB, Part, find_part
 from ouro_build.artifacts.records import ObservedKey, ObservedRecord
 from ouro_build.builder.budget import NODE_BYTES, size
 from ouro_build.builder.fit_view import KnownPart
-from ouro_build.builder.inspect import ArtifactView, GraphView, ImageView, TargetView, overview
+from ouro_build.builder.inspect import ArtifactView, GraphView, ImageView, TargetView, overview, percent_carved
 from ouro_build.builder.report.charts import Bar, Point, Segment, bars, scatter
 from ouro_build.builder.report.keys import Key, by_bucket, key_of
 from ouro_build.builder.report.numbers import count, percent
@@ -143,11 +143,12 @@ def _observed_on(target: TargetView, seen: ObservedRecord | None, by_key: dict[K
 
 
 def _images(t: TargetView) -> Figure:
-    columns = ("kernel", "registers", "spills", "shared", "warps", "file bytes", "constants")
+    columns = ("kernel", "registers", "spills", "shared", "carve-out", "warps", "file bytes", "constants")
     rows = tuple(
-        (i.kernel, str(i.registers), str(i.spills), count(i.shared), str(i.num_warps), count(i.bytes), _constants(i))
+        (i.kernel, str(i.registers), str(i.spills), count(i.shared), percent_carved(i.carveout), str(i.num_warps),
+         count(i.bytes), _constants(i))
         for i in t.images
-    )
+    )  # fmt: skip
     bad = frozenset(n for n, i in enumerate(t.images) if i.spills)
     limit = find_part(t.part).shared
     caption = f"Images for {t.part}: registers and spilled bytes a thread, shared bytes a block (at most {count(limit)})"
@@ -157,7 +158,7 @@ def _images(t: TargetView) -> Figure:
     title = f"Images for {t.part}: registers a thread, and shared memory a block up to the limit"
     chart = scatter(title, points, (255, "registers"), (limit / KIB, "shared KiB"))
     legend = (("point", "no spills"), ("spill", "spills registers")) if bad else ()
-    return Figure(Table(caption, columns, rows, frozenset(range(1, 6)), bad), chart._replace(legend=legend))
+    return Figure(Table(caption, columns, rows, frozenset(range(1, 7)), bad), chart._replace(legend=legend))
 
 
 def _constants(image: ImageView) -> str:
