@@ -181,7 +181,6 @@ def _check_target(manifest: Manifest, target: TargetRecord, paths: set[str], fie
         require(image.num_warps > 0, "is 0", f"{inside}.num_warps")
         limit = target.part.shared
         require(image.shared <= limit, f"{image.shared} bytes, the part has {limit}", f"{inside}.shared")
-        require(image.carveout <= 100, f"is {image.carveout}, a percentage expected", f"{inside}.carveout")
     _check_memory(manifest, target.memory, f"{field}.memory")
 
 

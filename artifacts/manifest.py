@@ -115,12 +115,8 @@ class KvLayout(_Record, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
 
-class ImageRecord(_Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A compiled kernel. Bytes are per block (`shared`) and per thread (`spills`); `parameters` are (offset, size).
-
-    `carveout` is the share, in percent, of the most shared memory a multiprocessor can have that launches prefer; -1, the
-    driver's choice, is not stored. Records of one path may differ in it.
-    """
+class ImageRecord(_Record, frozen=True, kw_only=True):
+    """A compiled kernel. Bytes are per block (`shared`) and per thread (`spills`); `parameters` are (offset, size)."""
 
     path: str
     function: str
@@ -131,7 +127,6 @@ class ImageRecord(_Record, frozen=True, kw_only=True, omit_defaults=True):
     cluster: tuple[int, int, int]
     cooperative: bool
     parameters: tuple[tuple[int, int], ...]
-    carveout: int = -1
 
 
 class PoolRecord(_Record, frozen=True, kw_only=True):

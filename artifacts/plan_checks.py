@@ -28,7 +28,7 @@ _POINTERS = frozenset("*" + dtype.triton for dtype in DTYPES.values())
 
 
 def check_plans(manifest: Manifest, target: TargetRecord, index: PlanIndex) -> None:
-    """Raise ArtifactError unless every specialisation has its image, launched as it says, and every buffer lies in its pool."""
+    """Raise ArtifactError unless every specialisation has its image and every buffer lies in its pool."""
     where = target.plan_index
     if len(index.specializations) != len(target.images):
         what = f"{len(index.specializations)} specialisations, the manifest has {len(target.images)} images"
@@ -38,8 +38,9 @@ def check_plans(manifest: Manifest, target: TargetRecord, index: PlanIndex) -> N
         if len(image.parameters) != wanted:
             what = f"{specialization.kernel} takes {wanted} parameters, image {image.path} {len(image.parameters)}"
             raise ArtifactError(what, where=f"{where}: specializations[{i}]")
-        if image.carveout != specialization.options.carveout:
-            what = f"carve-out {specialization.options.carveout}, image {image.path} is launched with {image.carveout}"
+        carveout = specialization.options.carveout
+        if not -1 <= carveout <= 100:
+            what = f"the carve-out is {carveout}, a percentage or -1 expected"
             raise ArtifactError(what, where=f"{where}: specializations[{i}]")
     for i, buffer in enumerate(index.buffers):
         at = f"{where}: buffers[{i}] ({buffer.name})"

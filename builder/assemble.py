@@ -96,5 +96,4 @@ def image_record(path: str, specialization: Specialization, image: Image) -> Ima
         cluster=(1, 1, 1),
         cooperative=False,
         parameters=image.parameters,
-        carveout=specialization.options.carveout,
     )

@@ -164,7 +164,7 @@ def _images(manifest: Manifest, target: TargetRecord, index: PlanIndex) -> tuple
             registers=image.registers,
             spills=image.spills,
             shared=image.shared,
-            carveout=image.carveout,
+            carveout=specialization.options.carveout,
             num_warps=image.num_warps,
             bytes=sizes[image.path],
             path=image.path,

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.tuning import Entry, Fragments, Measured, Parameters, Splits
+from ouro_build.builder.inspect import percent_carved
 from ouro_build.builder.tune_bench import Refused
 from ouro_build.builder.tune_plans import Choice
 from ouro_build.kernels.candidates import carved, configuration, neighbours
@@ -166,7 +167,7 @@ class Search:
 
 def _carveout(choice: Choice) -> str:
     """The one that a choice of `carved` gives its sites."""
-    return next(f"{p.carveout} %" for p in choice.values() if isinstance(p, Fragments | Splits))
+    return next(percent_carved(p.carveout) for p in choice.values() if isinstance(p, Fragments | Splits))
 
 
 def _shown(current: Parameters, other: Parameters) -> str:

@@ -65,7 +65,8 @@ class Images:
 
     def _kernel(self, record: ImageRecord, specialization: Specialization, read: Callable[[str], bytes]) -> LoadedKernel:
         call, doing = self._driver.call, f"loading {record.path}"
-        key = (record.path, record.carveout)  # a function's attributes are those of its library
+        carveout = specialization.options.carveout
+        key = (record.path, carveout)  # a function's attributes are those of its library
         if key not in self._libraries:
             self._libraries[key] = self._library(read(record.path), doing)
         kernel = call("cuLibraryGetKernel", self._libraries[key], record.function.encode(), doing=doing)
@@ -76,9 +77,9 @@ class Images:
         if record.shared > _DEFAULT_SHARED:
             attribute = ids.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             call("cuFuncSetAttribute", function, attribute, record.shared, doing=giving)
-        if record.carveout >= 0:
+        if carveout >= 0:
             attribute = ids.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-            call("cuFuncSetAttribute", function, attribute, record.carveout, doing=giving)
+            call("cuFuncSetAttribute", function, attribute, carveout, doing=giving)
         return LoadedKernel(function, WARP * record.num_warps, record.shared, _attributes(self._driver.api, record))
 
     def _library(self, image: bytes, doing: str) -> Any:

@@ -1,10 +1,9 @@
 """The attention kernels on a device, compiled."""
 
-import msgspec
 import pytest
 import torch
 
-from tests.kernel_cases import PART, Case
+from tests.kernel_cases import Case
 from tests.kernel_cases.attention import (
     DECODE_ROWS,
     LAYERS,
@@ -17,6 +16,7 @@ from tests.kernel_cases.attention import (
     decode_case,
     merge_case,
     merged,
+    no_split_case,
     prefill_case,
 )
 from tests.kernel_cases.paged import kv_values
@@ -38,11 +38,7 @@ def test_decode_matches_the_reference(shape: tuple[int, int, int], dtype: str) -
 @pytest.mark.parametrize("multiprocessors", [1, 132])
 @pytest.mark.parametrize("shape", [(4, 4, 16), (6, 2, 16)])
 def test_records_of_no_split_may_hold_anything(shape: tuple[int, int, int], multiprocessors: int, rest: int) -> None:
-    """With few multiprocessors, programs take several pairs each."""
-    part = msgspec.structs.replace(PART, sm_count=multiprocessors)
-    case = decode_case("bfloat16", "cuda", shape=shape, part=part, rest=rest)
-    assert bool(dict(case.launch.specialization.constants)["LIMIT"]) == (multiprocessors == 1)
-    case.check()
+    no_split_case("bfloat16", "cuda", shape, rest, multiprocessors).check()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -202,16 +202,18 @@ def test_replaying_allocates_nothing(rig: Rig) -> None:
     graphs.close()
 
 
-def test_records_of_one_file_keep_their_own_carveout(rig: Rig) -> None:
+def test_specialisations_of_one_file_keep_their_own_carveout(rig: Rig) -> None:
     cubin, function = compiled(affine, MACHINE.capability[0] * 10 + MACHINE.capability[1])
     asked = [-1, 100, 50, 100]
-    records = [msgspec.structs.replace(record("affine", function, SHARED), carveout=c) for c in asked]
+    made = specialization("affine")
+    specializations = [msgspec.structs.replace(made, options=msgspec.structs.replace(made.options, carveout=c)) for c in asked]
+    records = [record("affine", function, SHARED)] * len(asked)
     ids = rig.driver.api.CUfunction_attribute
 
     def asks(function: Any, attribute: Any) -> int:
         return int(rig.driver.call("cuFuncGetAttribute", attribute, function, doing="asking for an attribute"))
 
-    with closing(Images(rig.driver, records, (specialization("affine"),) * len(asked), lambda _: cubin)) as images:
+    with closing(Images(rig.driver, records, specializations, lambda _: cubin)) as images:
         for kernel, carveout in zip(images.kernels, asked, strict=True):
             assert asks(kernel.function, ids.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) == carveout
             assert asks(kernel.function, ids.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) >= SHARED

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from ouro_build.artifacts.parts import PARTS, Part, find_part
 from ouro_build.kernels.attention_decode import split_rule
-from tests.kernel_cases import PART, Case
+from tests.kernel_cases import Case
 from tests.kernel_cases.attention import (
     DECODE_ROWS,
     PREFILL_ROWS,
@@ -20,6 +19,7 @@ from tests.kernel_cases.attention import (
     decode_case,
     merge_case,
     merged,
+    no_split_case,
     prefill_case,
 )
 from tests.kernel_harness import run_reference, run_source
@@ -50,11 +50,7 @@ def test_any_block_size(shape: tuple[int, int, int], block_size: int) -> None:
 @pytest.mark.parametrize("multiprocessors", [1, 132])
 @pytest.mark.parametrize("shape", [(4, 4, 16), (6, 2, 16)])
 def test_records_of_no_split_may_hold_anything(shape: tuple[int, int, int], multiprocessors: int, rest: int) -> None:
-    """With few multiprocessors, programs take several pairs each."""
-    part = msgspec.structs.replace(PART, sm_count=multiprocessors)
-    case = decode_case("float16", "cpu", shape=shape, part=part, rest=rest)
-    assert bool(dict(case.launch.specialization.constants)["LIMIT"]) == (multiprocessors == 1)
-    case.check()
+    no_split_case("float16", "cpu", shape, rest, multiprocessors).check()
 
 
 @pytest.mark.parametrize("least", [1, 2, 7])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -150,6 +151,13 @@ def decode_case(
         "sums": poisoned(sums, device=device),
     }
     return Case(launch, tensors, dict(ctx.values))
+
+
+def no_split_case(dtype: str, device: str, shape: tuple[int, int, int], rest: int, multiprocessors: int) -> Case:
+    """Records of no split hold `rest`; with few multiprocessors, programs take several pairs each."""
+    case = decode_case(dtype, device, shape, part=msgspec.structs.replace(PART, sm_count=multiprocessors), rest=rest)
+    assert bool(dict(case.launch.specialization.constants)["LIMIT"]) == (multiprocessors == 1)
+    return case
 
 
 def prefill_case(

@@ -30,16 +30,6 @@ def test_round_trip(manifest: Manifest) -> None:
     assert len(identity(raw)) == 64
 
 
-def test_a_carveout_is_stored_where_one_is_asked_for(manifest: Manifest) -> None:
-    (target, *others), raw = manifest.targets, encode_manifest(manifest)
-    assert b"carveout" not in raw
-    images = tuple(replace(image, carveout=c) for image, c in zip(target.images, (0, 100), strict=True))
-    carved = sealed(replace(manifest, targets=(replace(target, images=images), *others)))
-    check_manifest(carved)
-    assert decode_manifest(encode_manifest(carved)) == carved
-    assert encode_manifest(carved).count(b'"carveout":') == 2
-
-
 def changed(manifest: Manifest, change: Callable[[dict[str, Any]], object]) -> bytes:
     """The manifest after `change`, sealed again: only the change itself is wrong."""
     values = msgspec.json.decode(encode_manifest(manifest))
@@ -144,8 +134,6 @@ INCONSISTENT: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "ptxas": (lambda v: first_target(v).update(ptxas="new"), r"targets\[0\]\.ptxas: 'new'"),
     "architecture": (lambda v: first_target(v)["part"].update(arch="gfx90a"), r"targets\[0\]\.part\.arch"),
     "shared": (lambda v: first_target(v)["images"][1].update(shared=1 << 20), r"targets\[0\]\.images\[1\]\.shared: 1048576"),
-    "carve-out": (lambda v: first_target(v)["images"][1].update(carveout=101), r"images\[1\]\.carveout: is 101, a percentage"),
-    "negative carve-out": (lambda v: first_target(v)["images"][1].update(carveout=-2), r"images\[1\]\.carveout: is -2, zero"),
     "warps": (lambda v: first_target(v)["images"][1].update(num_warps=0), r"images\[1\]\.num_warps"),
     "small weights pool": (lambda v: first_target(v)["memory"]["pools"][0].update(bytes=9), r"weights pool has 9 bytes"),
     "kv pool fixed": (lambda v: first_target(v)["memory"]["pools"][0].update(pool=1), "is the KV pool"),
@@ -235,8 +223,11 @@ def test_plans_and_images_belong_together(manifest: Manifest) -> None:
         check_plans(manifest, replace(target, images=target.images[:1]), index)
     with pytest.raises(ArtifactError, match=r"gather takes 7 parameters, image .* 5"):
         check_plans(manifest, replace(target, images=target.images[::-1]), index)
-    with pytest.raises(ArtifactError, match=r"carve-out -1, image .* is launched with 50"):
-        check_plans(manifest, replace(target, images=(replace(target.images[0], carveout=50), *target.images[1:])), index)
+    first, *others = index.specializations
+    for carveout in (-2, 101):
+        wrong = replace(first, options=replace(first.options, carveout=carveout))
+        with pytest.raises(ArtifactError, match=f"the carve-out is {carveout}, a percentage or -1 expected"):
+            check_plans(manifest, target, replace(index, specializations=(wrong, *others)))
     with pytest.raises(ArtifactError, match="two plans have one key"):
         check_plans(manifest, target, replace(index, plans=index.plans * 2))
     entry = index.plans[0]

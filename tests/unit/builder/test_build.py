@@ -12,7 +12,6 @@ from ouro_build.artifacts.parts import find_part
 from ouro_build.artifacts.plan import Options, Specialization
 from ouro_build.builder import compile as compile_module
 from ouro_build.builder import toolchain
-from ouro_build.builder.assemble import image_record
 from ouro_build.builder.buffers import kv_layout
 from ouro_build.builder.cache import Image
 from ouro_build.builder.compile import Job, checked_image
@@ -58,11 +57,6 @@ def test_the_same_image_fits_another_part() -> None:
     check_limits(find_part("sm_90"), SPEC, big)
     with pytest.raises(CompileError):
         check_limits(find_part("sm_80"), SPEC, big)
-
-
-@pytest.mark.parametrize("carveout", [-1, 0, 75])
-def test_a_record_says_the_carveout_that_launches_prefer(carveout: int) -> None:
-    assert image_record("a", changed({"carveout": carveout}), IMAGE).carveout == carveout
 
 
 def compiled(

@@ -5,6 +5,7 @@ pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 
 from ouro_build.artifacts.errors import ArtifactError, DeviceError
 from ouro_build.artifacts.manifest import ImageRecord
+from ouro_build.artifacts.plan import Specialization
 from ouro_build.runtime.driver import open_driver
 from ouro_build.runtime.images import Images
 from tests.unit.runtime.device_rig import FILES, IMAGES, SCALE, SCALE_PARAMETERS, SPREAD, SPREAD_PARAMETERS, image
@@ -36,12 +37,16 @@ def test_one_file_is_loaded_once() -> None:
     assert api.calls["cuLibraryLoadData"] == 1
 
 
-def test_records_of_one_file_keep_their_own_carveout() -> None:
+def preferring(carveout: int) -> Specialization:
+    return msgspec.structs.replace(SPREAD, options=msgspec.structs.replace(SPREAD.options, carveout=carveout))
+
+
+def test_specialisations_of_one_file_keep_their_own_carveout() -> None:
     """In any order: the first to be loaded decides nothing for the others."""
     asked, shared = [-1, 100, 50, 50, 0, 100], 100 << 10
     api = FakeDriver()
-    records = [image("spread", SPREAD_PARAMETERS, shared=shared, carveout=carveout) for carveout in asked]
-    images = Images(open_driver(0, api), records, (SPREAD,) * len(asked), FILES.__getitem__)
+    records = [image("spread", SPREAD_PARAMETERS, shared=shared)] * len(asked)
+    images = Images(open_driver(0, api), records, [preferring(carveout) for carveout in asked], FILES.__getitem__)
     found = [api.objects[int(kernel.function)] for kernel in images.kernels]
     assert [(k.carveout, k.max_shared) for k in found] == [(c, shared) for c in asked]
     assert api.calls["cuLibraryLoadData"] == 4
@@ -54,7 +59,7 @@ def test_a_carveout_that_the_driver_refuses_is_named() -> None:
     api = FakeDriver()
     api.fail("cuFuncSetAttribute", "CUDA_ERROR_INVALID_VALUE", 2)
     with pytest.raises(DeviceError, match=r"giving spread\.cubin its shared memory: CUDA_ERROR_INVALID_VALUE"):
-        load(api, (IMAGES[0], image("spread", SPREAD_PARAMETERS, carveout=75)))
+        Images(open_driver(0, api), IMAGES, (SCALE, preferring(75)), FILES.__getitem__)
     assert api.live() == {"context": 1}
 
 
