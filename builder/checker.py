@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from ouro_build.artifacts.errors import BuildError
 from ouro_build.artifacts.plan import Buffer, Edge, Launch, LoadTimeValue, Plan, Pool
+from ouro_build.kernels.spec import Kernel
 
 ALIGNMENT = 256
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 _SHOWN = 20
 
-Parameters = Callable[[str], Collection[str]]
-"""Some parameters of a kernel, by its name."""
+Kernels = Callable[[str], Kernel]
+"""The declaration of a kernel, by its name."""
 _Order = NDArray[np.bool_]
 _ANY_LAYER = -1
 
@@ -43,15 +44,11 @@ def check(
     plans: Sequence[Plan],
     buffers: Sequence[Buffer],
     pools: Mapping[Pool, int],
-    writes: Parameters,
-    updates: Parameters,
-    early: Parameters,
-    layered: Parameters,
+    kernels: Kernels,
 ) -> None:
     """Raise BuildError listing every violation; `pools` gives the bytes of each pool of fixed size.
 
-    A kernel may write the parameters `writes`, of which it also reads `updates`, and only reads the others; `early` it may read
-    before it waits inside; of `layered` it touches only what belongs to the layer that its argument `layer` names.
+    What a kernel may do with its parameters is what `kernels` declares of it.
 
     Holds for every plan: its buffers are declared, aligned and inside their pools; `after` names earlier launches only, and
     kernels that may start before those have ended wait inside and read only weights before; launches that touch the same
@@ -62,7 +59,7 @@ def check(
     found = [*_declarations(buffers, pools)]
     declared = set(buffers)
     for plan in plans:
-        found += (f"{plan.key}: {text}" for text in _plan(plan, declared, writes, updates, early, layered))
+        found += (f"{plan.key}: {text}" for text in _plan(plan, declared, kernels))
     if found:
         shown = "\n".join(found[:_SHOWN]) + (f"\n… and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
         raise BuildError(
@@ -100,20 +97,13 @@ def _fills(buffer: Buffer) -> bool:
     return any(isinstance(size, LoadTimeValue) for size in buffer.shape)
 
 
-def _plan(
-    plan: Plan,
-    declared: Collection[Buffer],
-    writes: Parameters,
-    updates: Parameters,
-    early: Parameters,
-    layered: Parameters,
-) -> Iterator[str]:
-    broken = [*_edges(plan), *_early(plan, early), *_grids(plan)]
+def _plan(plan: Plan, declared: Collection[Buffer], kernels: Kernels) -> Iterator[str]:
+    broken = [*_edges(plan), *_early(plan, kernels), *_grids(plan)]
     if broken:
         yield from broken
         return  # without an order nothing more can be said
     order = _order(plan)
-    uses = _uses(plan, writes, updates, layered)
+    uses = _uses(plan, kernels)
     for buffer, use in uses.items():
         if buffer not in declared:
             yield f"{buffer.name} is used but not declared"
@@ -135,11 +125,11 @@ def _edges(plan: Plan) -> Iterator[str]:
                 yield f"launch {at} ({kernel}) may start before launch {before} has ended, and does not wait inside"
 
 
-def _early(plan: Plan, early: Parameters) -> Iterator[str]:
+def _early(plan: Plan, kernels: Kernels) -> Iterator[str]:
     for at, launch in enumerate(plan.launches):
         kernel = launch.specialization.kernel
         for name, buffer in launch.buffers():
-            if name in early(kernel) and buffer.pool is not Pool.WEIGHTS:
+            if name in kernels(kernel).early and buffer.pool is not Pool.WEIGHTS:
                 yield f"launch {at} ({kernel}) may read {buffer.name} before it waits, and {name} is no weight"
 
 
@@ -164,20 +154,19 @@ def _order(plan: Plan) -> _Order:
     return order
 
 
-def _uses(plan: Plan, writes: Parameters, updates: Parameters, layered: Parameters) -> dict[Buffer, _Use]:
+def _uses(plan: Plan, kernels: Kernels) -> dict[Buffer, _Use]:
     """Per buffer the launches that touch it."""
     uses: dict[Buffer, _Use] = {}
     for at, launch in enumerate(plan.launches):
-        kernel = launch.specialization.kernel
-        written, updated, parted = writes(kernel), updates(kernel), layered(kernel)
-        layer = _layer(launch) if parted else _ANY_LAYER
+        kernel = kernels(launch.specialization.kernel)
+        layer = _layer(launch) if kernel.layered else _ANY_LAYER
         for name, buffer in launch.buffers():
             use = uses.setdefault(buffer, _Use())
-            if name in written:
+            if name in kernel.writes:
                 use.writers.append(at)
-            if name in updated or name not in written:
+            if name in kernel.updates or name not in kernel.writes:
                 use.readers.append(at)
-            touched = layer if name in parted else _ANY_LAYER
+            touched = layer if name in kernel.layered else _ANY_LAYER
             # One launch may be given a buffer twice: all of it is touched if either parameter says so.
             use.layers[at] = min(touched, use.layers.get(at, touched))
     return uses

@@ -84,15 +84,7 @@ def plan_target(
     mine = tuple(table for table in tables if table.arch == part.arch)
     with_tables = tuned(part, mine)
     placement = place(Programs(model, geometry, with_tables, buffers).record(), buffers)
-    check(
-        placement.plans,
-        placement.buffers,
-        placement.pools,
-        writes=lambda name: registry.kernel(name).writes,
-        updates=lambda name: registry.kernel(name).updates,
-        early=lambda name: registry.kernel(name).early,
-        layered=lambda name: registry.kernel(name).layered,
-    )
+    check(placement.plans, placement.buffers, placement.pools, registry.kernel)
     load_time = [LoadTimeEntry(name, divisor) for name, divisor in LOAD_TIME_DIVISORS.items()]
     index, columns = encode(placement.plans, placement.buffers, load_time)
     divided = plan_memory(part, model, geometry, placement.plans, placement.pools, memory)

@@ -10,6 +10,7 @@ from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.plan import Argument, Buffer, Edge, Launch, Options, Plan, Pool, ProgramKey, Specialization
 from ouro_build.builder.buffers import Buffers
+from ouro_build.kernels.spec import Kernel, Tolerance
 
 MODEL = ModelConfig(
     vocab_size=100, hidden_size=32, intermediate_size=48, layers=2, heads=2, kv_heads=1, head_dim=16, loops=2,
@@ -18,29 +19,15 @@ MODEL = ModelConfig(
 GEOMETRY = Geometry(buckets=(1, 3), prefill_buckets=(4,), max_context=64, max_requests=3, block_size=16)
 
 
-def writes(kernel: str) -> tuple[str, ...]:
-    """Parameters that the kernels of `launch` write: `out0`, `out1`, …"""
-    return tuple(f"out{i}" for i in range(int(kernel)))
-
-
-def nothing_updated(kernel: str) -> tuple[str, ...]:
-    """For kernels that do not read what they write."""
-    return ()
+def kernel(name: str) -> Kernel:
+    """The kernels of `launch`: they write `out0`, `out1`, … and touch all of their buffers, after they have waited."""
+    written = tuple(f"out{i}" for i in range(int(name)))
+    return Kernel(name, contract=1, writes=written, tolerance=Tolerance({}, {}, "they compute nothing"))
 
 
 def work(name: str, size: int) -> Buffer:
     """A float32 workspace buffer."""
     return Buffer(name, Pool.WORKSPACE, "float32", (size,))
-
-
-def nothing_early(kernel: str) -> tuple[str, ...]:
-    """For kernels that read nothing before they wait."""
-    return ()
-
-
-def nothing_layered(kernel: str) -> tuple[str, ...]:
-    """For kernels that touch all of their buffers."""
-    return ()
 
 
 def launch(

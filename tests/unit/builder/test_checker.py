@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -21,14 +22,11 @@ from ouro_build.kernels import registry
 from tests.unit.builder.plans import (
     GEOMETRY,
     MODEL,
+    kernel,
     launch,
-    nothing_early,
-    nothing_layered,
-    nothing_updated,
     plan,
     random_plans,
     work,
-    writes,
 )
 
 WEIGHT = Buffer("w", Pool.WEIGHTS, "float32", (100,), 0)
@@ -46,9 +44,7 @@ A, B, C = at(work("a", 64), 0), at(work("b", 64), 256), at(work("c", 64), 512)
 def checked(*launches: Launch, buffers: Sequence[Buffer] | None = None, pools: Mapping[Pool, int] = POOLS) -> None:
     made = plan(*launches)
     used = {b for x in made.launches for _, b in x.buffers()}
-    check(
-        [made], list(buffers if buffers is not None else used), pools, writes, nothing_updated, nothing_early, nothing_layered
-    )
+    check([made], list(buffers if buffers is not None else used), pools, kernel)
 
 
 def refused(text: str, *launches: Launch, buffers: Sequence[Buffer] | None = None, pools: Mapping[Pool, int] = POOLS) -> None:
@@ -71,9 +67,9 @@ def test_a_kernel_that_may_start_early_waits_inside() -> None:
 def test_only_weights_are_read_before_the_wait() -> None:
     made = plan(launch([A]), launch([B], [A, WEIGHT]))
     names = {buffer: name for name, buffer in made.launches[1].buffers()}
-    check([made], [A, B, WEIGHT], POOLS, writes, nothing_updated, lambda kernel: [names[WEIGHT]], nothing_layered)
+    check([made], [A, B, WEIGHT], POOLS, lambda name: replace(kernel(name), early=(names[WEIGHT],)))
     with pytest.raises(BuildError, match="may read a before it waits"):
-        check([made], [A, B, WEIGHT], POOLS, writes, nothing_updated, lambda kernel: [names[A]], nothing_layered)
+        check([made], [A, B, WEIGHT], POOLS, lambda name: replace(kernel(name), early=(names[A],)))
 
 
 def test_an_unplaced_buffer() -> None:
@@ -113,15 +109,7 @@ def test_an_update_is_a_read_and_a_write() -> None:
     """The kernel named 1 updates what it writes, the kernel named 2 writes it alone."""
 
     def check_updates(*launches: Launch) -> None:
-        check(
-            [plan(*launches)],
-            [A, B],
-            POOLS,
-            writes,
-            lambda kernel: ("out0",) if kernel == "1" else (),
-            nothing_early,
-            nothing_layered,
-        )
+        check([plan(*launches)], [A, B], POOLS, lambda name: replace(kernel(name), updates=("out0",) if name == "1" else ()))
 
     check_updates(launch([A, B]), launch([A]), launch([A]))
     with pytest.raises(BuildError, match="launch 0 reads a before anything wrote it"):
@@ -137,15 +125,7 @@ def test_a_program_that_reads_a_residual_that_nothing_wrote() -> None:
     (recurrent,) = [p for p in placement.plans if p.key == ProgramKey("recurrent", 3)]
 
     def check_loop(plan: Plan) -> None:
-        check(
-            [plan],
-            placement.buffers,
-            placement.pools,
-            lambda name: registry.kernel(name).writes,
-            lambda name: registry.kernel(name).updates,
-            lambda name: registry.kernel(name).early,
-            lambda name: registry.kernel(name).layered,
-        )
+        check([plan], placement.buffers, placement.pools, registry.kernel)
 
     check_loop(recurrent)
     at = next(i for i, x in enumerate(recurrent.launches) if x.specialization.kernel == "rms_norm")
@@ -212,15 +192,7 @@ def test_moving_a_buffer_onto_a_live_one_is_found(plans: tuple[Plan, ...], data:
     broken = [_swapped(p, victim, moved) for p in placement.plans]
     buffers = [moved if b == victim else b for b in placement.buffers]
     with pytest.raises(BuildError, match="live at the same time"):
-        check(
-            broken,
-            buffers,
-            {**placement.pools, Pool.WORKSPACE: 1 << 30},
-            writes,
-            nothing_updated,
-            nothing_early,
-            nothing_layered,
-        )
+        check(broken, buffers, {**placement.pools, Pool.WORKSPACE: 1 << 30}, kernel)
 
 
 @settings(max_examples=100)
@@ -230,7 +202,7 @@ def test_a_pool_too_small_by_one_alignment_is_found(plans: tuple[Plan, ...], dat
     pool = data.draw(st.sampled_from([p for p, size in placement.pools.items() if size]))
     small = {**placement.pools, pool: placement.pools[pool] - 256}
     with pytest.raises(BuildError, match="outside"):
-        check(placement.plans, placement.buffers, small, writes, nothing_updated, nothing_early, nothing_layered)
+        check(placement.plans, placement.buffers, small, kernel)
 
 
 @settings(max_examples=100)
@@ -247,15 +219,7 @@ def test_dropping_the_dependencies_of_a_reader_is_found(plans: tuple[Plan, ...],
     reader = data.draw(st.sampled_from(readers))
     launches = [msgspec.structs.replace(x, after=()) if i == reader else x for i, x in enumerate(chosen.launches)]
     with pytest.raises(BuildError):
-        check(
-            [Plan(chosen.key, tuple(launches))],
-            placement.buffers,
-            placement.pools,
-            writes,
-            nothing_updated,
-            nothing_early,
-            nothing_layered,
-        )
+        check([Plan(chosen.key, tuple(launches))], placement.buffers, placement.pools, kernel)
 
 
 def _swapped(p: Plan, old: Buffer, new: Buffer) -> Plan:

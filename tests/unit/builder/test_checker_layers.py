@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -13,20 +14,21 @@ from hypothesis import strategies as st
 from ouro_build.artifacts.errors import BuildError
 from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue, Pool
 from ouro_build.builder.checker import check
-from tests.unit.builder.plans import launch, nothing_early, nothing_updated, plan, writes
+from ouro_build.kernels.spec import Kernel
+from tests.unit.builder.plans import kernel, launch, plan
 
 CACHE = Buffer("cache", Pool.STATE, "float32", (2, 4), 0)
 A, B = (Buffer(name, Pool.WORKSPACE, "float32", (64,), offset) for name, offset in (("a", 0), ("b", 256)))
 POOLS = {Pool.STATE: 256, Pool.WORKSPACE: 512}
 
 
-def layered(kernel: str) -> tuple[str, ...]:
+def layered(name: str) -> Kernel:
     """The kernel that writes one buffer keeps to a layer of it; so does the one that writes none, of what it reads first."""
-    return {"0": ("in0",), "1": ("out0",)}.get(kernel, ())
+    return replace(kernel(name), layered={"0": ("in0",), "1": ("out0",)}.get(name, ()))
 
 
 def checked(*launches: Launch, buffers: Sequence[Buffer] = (CACHE, A, B)) -> None:
-    check([plan(*launches)], buffers, POOLS, writes, nothing_updated, nothing_early, layered)
+    check([plan(*launches)], buffers, POOLS, layered)
 
 
 def refused(*launches: Launch, text: str = "launches (0 and 1|1 and 0) use cache in no order") -> None:

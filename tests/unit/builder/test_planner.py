@@ -20,14 +20,11 @@ from ouro_build.runtime.memory import ALIGNMENT
 from tests.unit.builder.plans import (
     GEOMETRY,
     MODEL,
+    kernel,
     launch,
-    nothing_early,
-    nothing_layered,
-    nothing_updated,
     plan,
     random_plans,
     work,
-    writes,
 )
 
 BUFFERS = make_buffers(MODEL, GEOMETRY, {"w": Buffer("w", Pool.WEIGHTS, "float32", (100,), 512)})
@@ -37,7 +34,7 @@ BUFFERS = make_buffers(MODEL, GEOMETRY, {"w": Buffer("w", Pool.WEIGHTS, "float32
 @given(random_plans(BUFFERS))
 def test_any_plan_is_placed_so_that_the_checker_agrees(plans: tuple[Plan, ...]) -> None:
     placement = place(plans, BUFFERS)
-    check(placement.plans, placement.buffers, placement.pools, writes, nothing_updated, nothing_early, nothing_layered)
+    check(placement.plans, placement.buffers, placement.pools, kernel)
 
 
 @settings(max_examples=100)
