@@ -51,10 +51,11 @@ def check(
     What a kernel may do with its parameters is what `kernels` declares of it.
 
     Holds for every plan: its buffers are declared, aligned and inside their pools; `after` names earlier launches only, and
-    kernels that may start before those have ended wait inside and read only weights before; launches that touch the same
-    buffer, one of them writing, are ordered, unless each touches one layer of it, a number in the plan, and these differ;
-    workspace is written before it is read and never shared by buffers whose lifetimes meet; nothing writes weights; grids are
-    within the limits of every GPU.
+    kernels that may start before those have ended wait inside, and before that read only weights, what was written by launches
+    that had ended when they started, and of what they declare as `settled` what they must leave to tests; launches that touch
+    the same buffer, one of them writing, are ordered, unless each touches one layer of it, a number in the plan, and these
+    differ; workspace is written before it is read and never shared by buffers whose lifetimes meet; nothing writes weights;
+    grids are within the limits of every GPU.
     """
     found = [*_declarations(buffers, pools)]
     declared = set(buffers)
@@ -98,12 +99,13 @@ def _fills(buffer: Buffer) -> bool:
 
 
 def _plan(plan: Plan, declared: Collection[Buffer], kernels: Kernels) -> Iterator[str]:
-    broken = [*_edges(plan), *_early(plan, kernels), *_grids(plan)]
+    broken = [*_edges(plan), *_grids(plan)]
     if broken:
         yield from broken
         return  # without an order nothing more can be said
     order = _order(plan)
     uses = _uses(plan, kernels)
+    yield from _early(plan, kernels, uses, order)
     for buffer, use in uses.items():
         if buffer not in declared:
             yield f"{buffer.name} is used but not declared"
@@ -125,12 +127,21 @@ def _edges(plan: Plan) -> Iterator[str]:
                 yield f"launch {at} ({kernel}) may start before launch {before} has ended, and does not wait inside"
 
 
-def _early(plan: Plan, kernels: Kernels) -> Iterator[str]:
+def _early(plan: Plan, kernels: Kernels, uses: Mapping[Buffer, _Use], order: _Order) -> Iterator[str]:
+    """What a launch may read before it waits is in weights, or what wrote it had ended before the launch could start."""
+    ended = _ended(plan, order)
     for at, launch in enumerate(plan.launches):
-        kernel = launch.specialization.kernel
+        kernel = kernels(launch.specialization.kernel)
         for name, buffer in launch.buffers():
-            if name in kernels(kernel).early and buffer.pool is not Pool.WEIGHTS:
-                yield f"launch {at} ({kernel}) may read {buffer.name} before it waits, and {name} is no weight"
+            if name not in kernel.early or buffer.pool is Pool.WEIGHTS:
+                continue
+            says = f"launch {at} ({kernel.name}) may read {buffer.name} before it waits, and"
+            if not ended[at].any():
+                yield f"{says} programs before this one may still write it"
+            elif name not in kernel.settled:
+                use = uses[buffer]
+                writing = [w for w in use.writers if not (ended[at, w] or order[w, at] or use.apart(at, w))]
+                yield from (f"{says} launch {w} may still write it" for w in writing)
 
 
 def _grids(plan: Plan) -> Iterator[str]:
@@ -152,6 +163,19 @@ def _order(plan: Plan) -> _Order:
             order[at] |= order[before]
             order[at, before] = True
     return order
+
+
+def _ended(plan: Plan, order: _Order) -> _Order:
+    """`ended[i, j]`: launch j has finished before launch i starts, and so has every program before the plan's if any j has.
+
+    A launch starts when those that it follows by programmatic edges have started, and the others have ended.
+    """
+    ended = np.zeros_like(order)
+    for at, launch in enumerate(plan.launches):
+        for before, edge in launch.after:
+            ended[at] |= ended[before] if edge is Edge.PROGRAMMATIC else order[before]
+            ended[at, before] |= edge is not Edge.PROGRAMMATIC
+    return ended
 
 
 def _uses(plan: Plan, kernels: Kernels) -> dict[Buffer, _Use]:

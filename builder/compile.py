@@ -258,9 +258,11 @@ def _check_programmatic(job: Job, ptx: str) -> None:
         if mentions(ptx):
             raise CompileError("it uses griddepcontrol and is not declared programmatic", where=str(job))
         return
-    names = [name for name, _ in job.specialization.types]
-    early = {names.index(name) for name in registry.kernel(job.specialization.kernel).early}
-    found = violations(ptx, early)
+    may = registry.kernel(job.specialization.kernel).early
+    pointers = {at: name in may for at, (name, kind) in enumerate(job.specialization.types) if kind.startswith("*")}
+    found = violations(
+        ptx, {at for at, early in pointers.items() if early}, {at for at, early in pointers.items() if not early}
+    )
     if found:
         raise CompileError("it breaks the rule of programmatic dependencies: " + "; ".join(found[:3]), where=str(job))
 

@@ -1,6 +1,7 @@
 """Proves from an image's PTX that it may start beside its predecessors.
 
-The rule: before its wait a kernel reads only weights and writes nothing, and every program of its grid waits before it exits.
+The rule: before its wait a kernel reads only what it declares as `early` and writes nothing, and every program of its grid
+waits before it exits.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ _Origins = dict[str, frozenset[int]]
 """The parameters that a register's value comes from."""
 
 
-def violations(ptx: str, weights: Collection[int]) -> list[str]:
-    """What is wrong with a kernel that is declared programmatic; `weights` are its parameters that point to weights."""
+def violations(ptx: str, early: Collection[int], late: Collection[int]) -> list[str]:
+    """What is wrong with a kernel that is declared programmatic: of its parameters that are pointers it may read `early` before
+    it waits, `late` not."""
     before, found = [], False
     for line in _instructions(ptx):
         if line.startswith(_WAIT):
@@ -37,7 +39,7 @@ def violations(ptx: str, weights: Collection[int]) -> list[str]:
         before.append(line)
     if not found:
         return ["it has no wait that every program reaches"]
-    return list(_early(before, weights))
+    return list(_early(before, frozenset(early), frozenset(late)))
 
 
 def mentions(ptx: str) -> bool:
@@ -57,21 +59,23 @@ def _instructions(ptx: str) -> Iterator[str]:
             yield line
 
 
-def _early(lines: list[str], weights: Collection[int]) -> Iterator[str]:
+def _early(lines: list[str], early: frozenset[int], late: frozenset[int]) -> Iterator[str]:
     """Violations among the instructions before the wait."""
     origins: _Origins = {}
     for line in lines:
         unguarded = _GUARD.sub("", line, count=1) if line.startswith("@") else line
         opcode, _, operands = unguarded.partition(" ")
         name = opcode.split(".")[0]
-        yield from (f"{what} before the wait: {line}" for what in _breaches(origins, name, opcode, operands, weights))
+        yield from (f"{what} before the wait: {line}" for what in _breaches(origins, name, opcode, operands, early, late))
         results, found = _data_flow(origins, name, opcode, operands)
         for register in results:
             # Where the guard is false, the register keeps what it held.
             origins[register] = found | origins.get(register, frozenset()) if unguarded != line else found
 
 
-def _breaches(origins: _Origins, name: str, opcode: str, operands: str, weights: Collection[int]) -> Iterator[str]:
+def _breaches(
+    origins: _Origins, name: str, opcode: str, operands: str, early: frozenset[int], late: frozenset[int]
+) -> Iterator[str]:
     """What an instruction does that may not be done."""
     own = any(space in opcode for space in _OWN) and name != "cp"
     if name in _LEAVES:
@@ -83,8 +87,8 @@ def _breaches(origins: _Origins, name: str, opcode: str, operands: str, weights:
         sources = _sources(origins, _REGISTER.findall(operands[operands.rfind("[") :]))
         if name not in _READS:
             yield "it uses memory in a way that is not known"
-        elif not sources or not sources <= frozenset(weights):
-            yield "it reads what is not a weight"
+        elif not sources & early or sources & late:
+            yield "it reads what is not early"
 
 
 def _data_flow(origins: _Origins, name: str, opcode: str, operands: str) -> tuple[list[str], frozenset[int]]:

@@ -155,7 +155,8 @@ class Programs:
                               weight=norm, out=x, eps=eps)
             )  # fmt: skip
 
-        recorder.add(
+        # What was found out about the rows has been written when a layer starts, and may be read before it waits.
+        recorder.add_settled(
             rms_norm(part, rows=rows, hidden=b.hidden, weight=b.weight("input_norm", 0), residual=residual, out=x, eps=eps)
         )
         for layer in range(m.layers):

@@ -34,6 +34,11 @@ class Recorder:
         self._last = self.beside(launch, after=self._last, joins=joins)
         return self._last
 
+    def add_settled(self, launch: Launch) -> int:
+        """As `add`, but it starts when all of the chain so far has ended: later launches may read early what that wrote."""
+        self._last = self.beside(launch, joins=[self._last])
+        return self._last
+
     def beside(self, launch: Launch, *, after: int = -1, joins: Sequence[int] = ()) -> int:
         """Note `launch` as one beside the chain, after launch `after` or only its joins; returns its place in the program."""
         edge = Edge.PROGRAMMATIC if launch.specialization.options.programmatic else Edge.FULL

@@ -71,8 +71,12 @@ class SparseAttention:
 
     def dense(self, recorder: Recorder, rows: Buffer) -> Attention:
         """Attention of `rows` to all of their keys."""
+        return self._dense(recorder, rows, rows)
+
+    def _dense(self, recorder: Recorder, rows: Buffer, batch: Buffer) -> Attention:
+        """The same for `rows` that are some of `batch`."""
         b, part = self._buffers, self._part
-        contexts = self._cut(recorder, rows)
+        contexts = self._cut(recorder, rows, batch)
         out = self._attended(recorder, rows)
 
         def attend(q: Buffer, layer: int) -> Buffer:
@@ -92,7 +96,7 @@ class SparseAttention:
         No layer of this loop needs that, so it is made beside the layers that follow. It stays at most two behind, so that two
         layers' scores are all that the workspace has to hold.
         """
-        contexts = self._cut(recorder, rows)
+        contexts = self._cut(recorder, rows, rows)
         remembered: list[int] = []
 
         def attend(q: Buffer, layer: int) -> Buffer:
@@ -123,22 +127,25 @@ class SparseAttention:
     def _mixed(self, recorder: Recorder, rows: Buffer) -> Attention:
         """Every row by its own mode, in one program."""
         dense_rows, capture_rows, sparse_rows = self._route(recorder, rows, captures=True)
-        contexts = self._cut(recorder, dense_rows)
+        contexts = self._cut(recorder, dense_rows, rows)
         out = self._attended(recorder, sparse_rows)
 
         def attend(q: Buffer, layer: int) -> Buffer:
             scored = self._scored(recorder, contexts, q, layer)
             selection = self._select(contexts, capture_rows, scored, layer)
-            retained = self._retained(recorder, sparse_rows, q, scored.scores, out, layer)
-            for launch in (scored.launch, self._merge(contexts, scored, out), selection, *retained):
+            retained, merge = self._retained(recorder, sparse_rows, q, scored.scores, out, layer)
+            for launch in (scored.launch, self._merge(contexts, scored, out), selection):
                 recorder.add(launch)
+            # It reads before it waits what was selected.
+            recorder.add_settled(retained)
+            recorder.add(merge)
             return out
 
         return attend
 
     def _mixed_without_capture(self, recorder: Recorder, rows: Buffer) -> Attention:
         dense_rows, _, sparse_rows = self._route(recorder, rows, captures=False)
-        dense = self.dense(recorder, dense_rows)
+        dense = self._dense(recorder, dense_rows, rows)
 
         def attend(q: Buffer, layer: int) -> Buffer:
             out = dense(q, layer)
@@ -156,16 +163,16 @@ class SparseAttention:
         )
         return dense, capture, sparse
 
-    def _cut(self, recorder: Recorder, rows: Buffer) -> _Contexts:
-        """Cut the rows' contexts, for every layer of the loop."""
+    def _cut(self, recorder: Recorder, rows: Buffer, batch: Buffer) -> _Contexts:
+        """Cut the contexts of `rows`, some or all of `batch`, for every layer of the loop."""
         m, bucket = self._model, rows.sizes[0]
         rule = split_rule(self._part, bucket, m.heads, m.kv_heads, m.head_dim, m.dtype)
         most = rule.most(self._geometry.max_context)
         splits = recorder.workspace("splits", "int32", bucket * most, SPLIT_RECORD + rule.tile)
         counts = recorder.workspace("counts", "int32", bucket)
         recorder.add(
-            split_contexts(self._part, rows=rows, block_tables=self._buffers.block_tables, splits=splits, counts=counts,
-                           rule=rule, block_size=self._geometry.block_size)
+            split_contexts(self._part, rows=rows, batch=batch, block_tables=self._buffers.block_tables, splits=splits,
+                           counts=counts, rule=rule, block_size=self._geometry.block_size)
         )  # fmt: skip
         return _Contexts(splits, counts, rule, most)
 

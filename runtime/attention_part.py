@@ -7,7 +7,7 @@ anew, and in the workspace what a plan does after its last attention, or another
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,8 +20,7 @@ from ouro_build.artifacts.reader import Artifact
 
 PROGRAM = "attention"
 """The program of the plans made here; mode and bucket are those of the `recurrent` that they are the attention of."""
-_NAMES = ("attention_", "retained_merge", "route_rows", "split_contexts")
-_ROWS = "resolve"
+_NAMES = ("resolve", "attention_", "retained_merge", "route_rows", "split_contexts")
 _QUERIES = f"{PROGRAM}:"
 
 
@@ -44,26 +43,27 @@ def attention_part(plan: Plan, room: Buffer) -> Plan:
     not fit.
     """
     launches: list[Launch] = []
-    ends: list[tuple[int, ...]] = []  # by launch of `plan`: where it was put, or what it follows
+    ends: list[dict[int, Edge | None]] = []  # by launch of `plan`: where it was put, or what it follows and how
     for launch in plan.launches:
         after = _after(launch, ends)
         if _kept(launch):
             launches.append(_with_queries(launch, room, tuple(after.items())))
-        ends.append((len(launches) - 1,) if _kept(launch) else tuple(after))
+        ends.append({len(launches) - 1: None} if _kept(launch) else {**after})
     return Plan(msgspec.structs.replace(plan.key, program=PROGRAM), tuple(launches))
 
 
-def _after(launch: Launch, ends: Sequence[tuple[int, ...]]) -> dict[int, Edge]:
-    """What `launch` follows, and how: where two ways lead to one, a full edge is the stricter."""
+def _after(launch: Launch, ends: Sequence[Mapping[int, Edge | None]]) -> dict[int, Edge]:
+    """What `launch` follows, and how: a full edge on any way to it holds for all of that way, and is stricter than others."""
     after: dict[int, Edge] = {}
-    for end, edge in ((end, edge) for at, edge in launch.after for end in ends[at]):
-        if edge is Edge.FULL or end not in after:
-            after[end] = edge
+    for at, edge in launch.after:
+        for end, before in ends[at].items():
+            full = Edge.FULL in (edge, before, after.get(end))
+            after[end] = Edge.FULL if full else edge
     return after
 
 
 def _kept(launch: Launch) -> bool:
-    return launch.specialization.kernel == _ROWS or launch.specialization.kernel.startswith(_NAMES)
+    return launch.specialization.kernel.startswith(_NAMES)
 
 
 def _with_queries(launch: Launch, room: Buffer, after: tuple[tuple[int, Edge], ...]) -> Launch:

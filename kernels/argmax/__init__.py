@@ -21,7 +21,7 @@ def argmax(part: Part, *, rows: Buffer, logits: Buffer, tokens: Buffer) -> Launc
     largest; a row of nothing but NaN gives 0. Zeros of both signs are equal.
     """
     vocabulary = logits.sizes[1]
-    block = min(8192, next_power_of_2(vocabulary))
+    block = min(16384, next_power_of_2(vocabulary))
     return KERNEL.launch(
         part,
         grid=(rows.sizes[0], 1, 1),

@@ -11,9 +11,10 @@ from ouro_build.kernels.split_contexts import SplitRule
 
 KERNEL = Kernel(
     name="attention_capture",
-    contract=1,
+    contract=2,
     writes=(*DECODE.writes, "scores"),
     tolerance=DECODE.tolerance,
+    early=("splits", "block_tables"),
     layered=DECODE.layered,
 )
 

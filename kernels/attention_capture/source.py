@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from ouro_build.kernels.attention_decode.source import attend_all
-from ouro_build.kernels.dependencies.source import release, wait
+from ouro_build.kernels.dependencies.source import release
 
 
 @triton.jit
@@ -15,8 +15,8 @@ def attention_capture(
     PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
-    wait(PROGRAMMATIC)
     attend_all(
         splits, q, block_tables, kv, partial, sums, scores, plane_stride, block_stride, layer, scale, LIMIT, LAYERS, KV_HEADS,
         GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE, SCORES,
+        False, PROGRAMMATIC,
     )  # fmt: skip

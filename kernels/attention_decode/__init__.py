@@ -15,7 +15,7 @@ from ouro_build.kernels.tuning import tuning_of
 
 KERNEL = Kernel(
     name="attention_decode",
-    contract=3,
+    contract=4,
     writes=("partial", "sums"),
     tolerance=Tolerance(
         absolute={"float32": 1e-4},
@@ -23,6 +23,8 @@ KERNEL = Kernel(
         reason="float32 scores, exponentials and sums in another order, the running maximum's corrections among them; the "
         "probabilities of grouped heads keep 16 bits in the tensor cores (two terms of the value type)",
     ),
+    early=("splits", "block_tables", "kv"),
+    settled=("kv",),
     layered=("kv",),
 )
 

@@ -1,5 +1,8 @@
 """Triton source of `attention_decode`: programs share the (split, kv head) pairs."""
 
+# mypy: disable-error-code="assignment"
+# (a tuple that is empty or not, by a constant)
+
 import triton
 import triton.language as tl
 
@@ -17,24 +20,64 @@ def ranked(score):
 
 
 @triton.jit
-def single_head(
-    q, keys, table, block, scores, first, end, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
+def opening(
+    splits, at, block_tables, kv, plane_stride, block_stride, layer, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One query head: products and sums, memory-bound.
+    """What a program knows of pair `at` before it waits: its row (-1: there is none), the split's index, where the head's keys
+    and the request's blocks are, first and end; of a single head also the KV blocks of two tiles, and if EARLY the settled
+    position and of the first tile keys and values before that, which no row of the batch writes.
+
+    All of the record is asked for at once. Where it is of no split, the rest of it may be anything, and there are no keys.
+    """
+    record = splits + at // KV_HEADS * (8 + TILE)
+    row = tl.load(record)
+    index = tl.load(record + 1)
+    first = tl.where(row >= 0, tl.load(record + 3), 0)
+    end = tl.where(row >= 0, tl.load(record + 4), 0)
+    table = block_tables + tl.load(record + 5).to(tl.int64) * TABLE_WIDTH
+    keys = kv + head_offset(plane_stride, tl.load(record + 6), layer, at % KV_HEADS, LAYERS, BLOCK_SIZE, HEAD_DIM)
+    ahead = ()
+    if GROUP == 1:
+        block = tl.load(record + 8 + tl.arange(0, TILE))
+        lane = first + tl.arange(0, TILE)
+        next_block = tl.load(table + (lane + TILE) // BLOCK_SIZE, mask=lane + TILE < end, other=0)
+        ahead = (block, next_block)
+    if EARLY:
+        settled = tl.load(record + 7)
+        k_at = keys + key_offsets(block, lane, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + tl.arange(0, HEAD_DIM)[None, :]
+        there = (lane < tl.minimum(end, settled))[:, None]
+        k = tl.load(k_at, mask=there, other=0.0, eviction_policy="evict_first")
+        v = tl.load(k_at + KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=there, other=0.0, eviction_policy="evict_first")
+        ahead = (block, next_block, settled, k, v)
+    return row, index, keys, table, first, end, ahead
+
+
+@triton.jit
+def single_head(
+    q, ahead, keys, table, scores, first, end, block_stride, scale, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One query head: products and sums, memory-bound. `ahead` is what `opening` knows of it.
 
     Every lane of the tile keeps its own maximum, sum and accumulator, so nothing is exchanged between warps before the end.
-    Keys and values leave the cache first, to what is read again soon, scores above all. `block` are the KV blocks of the first
-    tile's keys. The next tile's keys and values are under way while this one is used, and the block ids of the one after it.
+    Keys and values leave the cache first, to what is read again soon, scores above all. The next tile's keys and values are
+    under way while this one is used, and the block ids of the one after it.
     """
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
     lane = first + tl.arange(0, TILE)
     d = tl.arange(0, HEAD_DIM)
     query = tl.load(q + d).to(tl.float32) * scale
-    at = keys + key_offsets(block, lane, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
-    k = tl.load(at, mask=(lane < end)[:, None], other=0.0, eviction_policy="evict_first")
-    v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0, eviction_policy="evict_first")
-    block = tl.load(table + (lane + TILE) // BLOCK_SIZE, mask=lane + TILE < end, other=0)
+    at = keys + key_offsets(ahead[0], lane, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
+    if EARLY:
+        new = ((lane >= ahead[2]) & (lane < end))[:, None]
+        k = tl.load(at, mask=new, other=ahead[3], eviction_policy="evict_first")
+        v = tl.load(at + VALUES, mask=new, other=ahead[4], eviction_policy="evict_first")
+    else:
+        k = tl.load(at, mask=(lane < end)[:, None], other=0.0, eviction_policy="evict_first")
+        v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0, eviction_policy="evict_first")
+    block = ahead[1]
     top = tl.full((TILE,), FLOOR, tl.float32)
     total = tl.zeros((TILE,), tl.float32)
     acc = tl.zeros((TILE, HEAD_DIM), tl.float32)
@@ -107,27 +150,21 @@ def grouped_heads(
 
 @triton.jit
 def attend(
-    record, kv_head, q, block_tables, kv, partial, sums, scores, plane_stride, block_stride, layer, scale,
-    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
+    opened, kv_head, q, partial, sums, scores, block_stride, scale, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr,
+    SCORES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One split of one kv head. `scores` has SCORES elements a head and is given the scores; with 0 it is not touched."""
-    # All of the record is asked for at once. Where it is of no split, the rest of it may be anything, and there are no keys.
-    row = tl.load(record)
-    first = tl.where(row >= 0, tl.load(record + 3), 0)
-    end = tl.where(row >= 0, tl.load(record + 4), 0)
-    table = block_tables + tl.load(record + 5).to(tl.int64) * TABLE_WIDTH
-    keys = kv + head_offset(plane_stride, tl.load(record + 6), layer, kv_head, LAYERS, BLOCK_SIZE, HEAD_DIM)
+    """One split of one kv head, as `opening` gives it. `scores` has SCORES elements a head and is given the scores; with 0 it
+    is not touched."""
+    row, index, keys, table, first, end, ahead = opened
     of_group = tl.arange(0, GROUP_TILE)
-    d = tl.arange(0, HEAD_DIM)
     head = (tl.maximum(row, 0).to(tl.int64) * KV_HEADS + kv_head) * GROUP
     if SCORES:
         scores += head * SCORES
     if GROUP == 1:
-        blocks = tl.load(record + 8 + tl.arange(0, TILE))
         acc, top, total = single_head(
-            q + head * HEAD_DIM, keys, table, blocks, scores, first, end, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE,
-            TILE, SCORES,
+            q + head * HEAD_DIM, ahead, keys, table, scores, first, end, block_stride, scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+            TILE, SCORES, EARLY,
         )  # fmt: skip
         acc = acc[None, :]
     else:
@@ -135,13 +172,10 @@ def attend(
             q + head * HEAD_DIM, keys, table, scores, first, end, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM,
             BLOCK_SIZE, TILE, SCORES,
         )  # fmt: skip
-    # The row is asked for again: held meanwhile, it would take registers from the loop over keys.
-    row = tl.load(record)
     if row >= 0:
         real = of_group < GROUP
-        head = (row.to(tl.int64) * KV_HEADS + kv_head) * GROUP
-        at = (head + of_group) * MOST + tl.load(record + 1)
-        tl.store(partial + at[:, None] * HEAD_DIM + d[None, :], acc, mask=real[:, None])
+        at = (head + of_group) * MOST + index
+        tl.store(partial + at[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :], acc, mask=real[:, None])
         tl.store(sums + at * 2, top, mask=real)
         tl.store(sums + at * 2 + 1, total, mask=real)
 
@@ -151,28 +185,37 @@ def attend_all(
     splits, q, block_tables, kv, partial, sums, scores, plane_stride, block_stride, layer, scale, LIMIT: tl.constexpr,
     LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr,
     TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, SCORES: tl.constexpr,
+    EARLY: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
-    """This program's share of the LIMIT (split, kv head) pairs, one after another; with LIMIT 0 each has its own program."""
-    WIDTH: tl.constexpr = 8 + TILE
+    """This program's share of the LIMIT (split, kv head) pairs, one after another; with LIMIT 0 each has its own program. If
+    EARLY, keys and values of a single head are asked for before the wait as well."""
     at = tl.program_id(0)
     # The first is worked through whatever it is, so that nothing waits for its row.
+    opened = opening(
+        splits, at, block_tables, kv, plane_stride, block_stride, layer, LAYERS, KV_HEADS, GROUP, HEAD_DIM, TABLE_WIDTH,
+        BLOCK_SIZE, TILE, EARLY and GROUP == 1,
+    )  # fmt: skip
+    wait(PROGRAMMATIC)
     if LIMIT == 0:
         attend(
-            splits + at // KV_HEADS * WIDTH, at % KV_HEADS, q, block_tables, kv, partial, sums, scores, plane_stride,
-            block_stride, layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE,
-            SCORES,
+            opened, at % KV_HEADS, q, partial, sums, scores, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM,
+            BLOCK_SIZE, MOST, TILE, SCORES, EARLY and GROUP == 1,
         )  # fmt: skip
     else:
         share = at >= 0
         while share:
             after = at + tl.num_programs(0)
-            share = tl.load(splits + after // KV_HEADS * WIDTH, mask=after < LIMIT, other=-1) >= 0
+            share = tl.load(splits + after // KV_HEADS * (8 + TILE), mask=after < LIMIT, other=-1) >= 0
             attend(
-                splits + at // KV_HEADS * WIDTH, at % KV_HEADS, q, block_tables, kv, partial, sums, scores, plane_stride,
-                block_stride, layer, scale, LAYERS, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE,
-                SCORES,
+                opened, at % KV_HEADS, q, partial, sums, scores, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM,
+                BLOCK_SIZE, MOST, TILE, SCORES, EARLY and GROUP == 1,
             )  # fmt: skip
             at = after
+            if share:
+                opened = opening(
+                    splits, at, block_tables, kv, plane_stride, block_stride, layer, LAYERS, KV_HEADS, GROUP, HEAD_DIM,
+                    TABLE_WIDTH, BLOCK_SIZE, TILE, EARLY and GROUP == 1,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -182,8 +225,7 @@ def attention_decode(
     TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
-    wait(PROGRAMMATIC)
     attend_all(
         splits, q, block_tables, kv, partial, sums, None, plane_stride, block_stride, layer, scale, LIMIT, LAYERS, KV_HEADS,
-        GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE, 0,
+        GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE, 0, True, PROGRAMMATIC,
     )  # fmt: skip

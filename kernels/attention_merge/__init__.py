@@ -10,6 +10,7 @@ KERNEL = Kernel(
     name="attention_merge",
     contract=2,
     writes=("out",),
+    early=("counts",),
     tolerance=Tolerance(
         absolute={"bfloat16": 1e-5, "float16": 1e-5, "float32": 1e-5},
         relative={"bfloat16": 2**-7, "float16": 2**-10, "float32": 1e-5},

@@ -11,15 +11,15 @@ def attention_merge(
     counts, partial, sums, out, MOST: tl.constexpr, TILE: tl.constexpr, HEAD_DIM: tl.constexpr, PROGRAMMATIC: tl.constexpr
 ):
     release(PROGRAMMATIC)
-    wait(PROGRAMMATIC)
     row = tl.program_id(0)
+    count = tl.load(counts + row)
+    wait(PROGRAMMATIC)
     head = row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     split = tl.arange(0, TILE)
     d = tl.arange(0, HEAD_DIM)
     partial += head * MOST * HEAD_DIM + d[None, :]
     sums += head * MOST * 2
-    # The first tile is read whole, whatever is in it, beside the number of splits that count.
-    count = tl.load(counts + row)
+    # The first tile is read whole, whatever is in it.
     top = tl.load(sums + split * 2, mask=split < MOST, other=0.0)
     total = tl.load(sums + split * 2 + 1, mask=split < MOST, other=0.0)
     share_of = tl.load(partial + split[:, None] * HEAD_DIM, mask=(split < MOST)[:, None], other=0.0)

@@ -14,6 +14,7 @@ def release(PROGRAMMATIC: tl.constexpr):
 
 @triton.jit
 def wait(PROGRAMMATIC: tl.constexpr):
-    """Wait until the launches before have ended and their writes are visible. Only weights may be read before this."""
+    """Wait until the launches before have ended and their writes are visible. Only what the kernel declares as `early` may be
+    read before this."""
     if PROGRAMMATIC:
         gdc_wait()

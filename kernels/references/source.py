@@ -13,8 +13,8 @@ def slot_of(record, SLOTS: tl.constexpr):
 
 @triton.jit
 def count_of(record, slot, reference_records, layer, LAYERS: tl.constexpr, CAPACITY: tl.constexpr):
-    """Retained keys at `layer` of reference slot `slot` >= 0; 0 if it was bound to another row since, or holds nothing."""
+    """Retained keys at `layer` of reference slot `slot`; 0 if that is -1, was bound to another row since, or holds nothing."""
     at = reference_records + (slot.to(tl.int64) * LAYERS + layer) * 2
-    count = tl.load(at + 1)
-    mine = tl.load(at) == tl.load(record + 6)
+    count = tl.load(at + 1, mask=slot >= 0, other=0)
+    mine = tl.load(at, mask=slot >= 0, other=0) == tl.load(record + 6)
     return tl.where(mine & (count > 0) & (count <= CAPACITY), count, 0)

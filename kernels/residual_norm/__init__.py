@@ -18,6 +18,7 @@ KERNEL = Kernel(
         "and its weight enlarge",
     ),
     early=(
+        "rows",
         "update_weight",
         "weight",
     ),
@@ -57,5 +58,5 @@ def residual_norm(
         },
         constants={"SIZE": size, "BLOCK": block},
         # At least 8 elements a thread: no element is held twice, so none is read after it was overwritten.
-        options=Options(num_warps=min(8, max(1, block // 256)), num_stages=1),
+        options=Options(num_warps=min(8, max(1, block // 512)), num_stages=1),
     )

@@ -15,6 +15,7 @@ KERNEL = Kernel(
         relative={"bfloat16": 2**-7, "float16": 2**-10, "float32": 1e-5},
         reason="the splits are summed in another order; near a rounding boundary a half-width result may be the neighbour",
     ),
+    early=("rows", "reference_records"),
     updates=("reference_output", "reference_contribution"),
     layered=("reference_records", "reference_mass", "reference_output", "reference_contribution"),
 )

@@ -15,43 +15,48 @@ def retained_merge(
     PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
-    wait(PROGRAMMATIC)
     row = tl.program_id(0)
     record = rows + row * 8
-    if tl.load(record) >= 0:
+    active = tl.load(record) >= 0
+    slot = slot_of(record, SLOTS)
+    count = count_of(record, slot, reference_records, layer, LAYERS, CAPACITY)
+    mode = tl.load(record + 4)
+    if not CAPTURES:
+        mode = mode * 0 + 2
+    if not CONSUMES:
+        mode = mode * 0 + 1
+    wait(PROGRAMMATIC)
+    if active:
         heads = tl.num_programs(1)
         row_head = row.to(tl.int64) * heads + tl.program_id(1)
         d = tl.arange(0, HEAD_DIM)
-        slot = slot_of(record, SLOTS)
-        count = 0
-        if slot >= 0:
-            count = count_of(record, slot, reference_records, layer, LAYERS, CAPACITY)
-        mode = tl.load(record + 4)
-        if not CAPTURES:
-            mode = mode * 0 + 2
-        if not CONSUMES:
-            mode = mode * 0 + 1
         if count > 0:
             split = tl.arange(0, SPLIT_TILE)
             at = sums + (row_head * SPLITS + split) * 2
             maximum = tl.load(at, mask=split < SPLITS, other=float("-inf"))
             total = tl.load(at + 1, mask=split < SPLITS, other=0.0)
-            # The first split is never empty, so the largest maximum is a number and an empty split's share is 0.
-            share = tl.exp(maximum - tl.max(maximum, 0))
-            parts = tl.load(
-                partial + (row_head * SPLITS + split)[:, None] * HEAD_DIM + d[None, :], mask=(total > 0)[:, None], other=0.0
-            )  # fmt: skip
-            y = tl.sum(parts * share[:, None], 0) / tl.sum(total * share, 0)
+            # What is kept is asked for beside the splits. An empty split's share holds anything.
             place = (slot.to(tl.int64) * LAYERS + layer) * heads + tl.program_id(1)
             output = reference_output + place * HEAD_DIM + d
             contribution = reference_contribution + place * HEAD_DIM + d
+            if CONSUMES:
+                kept = tl.load(output)
+                part_kept = tl.load(contribution)
+                mass = tl.load(reference_mass + place)
+            parts = tl.load(
+                partial + (row_head * SPLITS + split)[:, None] * HEAD_DIM + d[None, :], mask=(split < SPLITS)[:, None],
+                other=0.0,
+            )  # fmt: skip
+            # The first split is never empty, so the largest maximum is a number and an empty split's share is 0.
+            share = tl.exp(maximum - tl.max(maximum, 0))
+            y = tl.sum(tl.where((total > 0)[:, None], parts * share[:, None], 0.0), 0) / tl.sum(total * share, 0)
             if mode == 1:
                 if CAPTURES:
                     tl.store(output, tl.load(attended + row_head * HEAD_DIM + d).to(tl.float32))
                     tl.store(contribution, y)
             else:
                 if CONSUMES:
-                    corrected = tl.load(output) + tl.load(reference_mass + place) * (y - tl.load(contribution))
+                    corrected = kept + mass * (y - part_kept)
                     tl.store(out + row_head * HEAD_DIM + d, corrected.to(out.dtype.element_ty))
         elif CONSUMES:
             lost = tl.full((HEAD_DIM,), float("nan"), tl.float32)

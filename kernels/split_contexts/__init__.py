@@ -11,7 +11,7 @@ from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div, next_power_of_2
 
 KERNEL = Kernel(
     name="split_contexts",
-    contract=1,
+    contract=2,
     writes=("splits", "counts"),
     tolerance=Tolerance(absolute={}, relative={}, reason="integers: equal"),
 )
@@ -30,6 +30,7 @@ class Split(IntEnum):
     END = 4  # position after the last
     REQUEST = 5
     LOOP = 6
+    SETTLED = 7  # no row of the batch writes keys before this position that the split's row reads
 
 
 class SplitRule(NamedTuple):
@@ -58,19 +59,27 @@ class SplitRule(NamedTuple):
 
 
 def split_contexts(
-    part: Part, *, rows: Buffer, block_tables: Buffer, splits: Buffer, counts: Buffer, rule: SplitRule, block_size: int
+    part: Part,
+    *,
+    rows: Buffer,
+    batch: Buffer,
+    block_tables: Buffer,
+    splits: Buffer,
+    counts: Buffer,
+    rule: SplitRule,
+    block_size: int,
 ) -> Launch:
     """The records of all splits of active rows, in the order of rows, and each row's number of splits.
 
-    rows int32 [bucket, RECORD]; block_tables int32 [requests, blocks]; splits int32 [bucket * most, SPLIT_RECORD + tile]: the
-    `Split` columns, then the KV block of each key of the first tile, 0 past the end; counts int32 [bucket], 0 for an inactive
-    row. Of a record after the last split only `ROW` is written.
+    rows int32 [bucket, RECORD]; batch the same, of all rows whose keys the program writes; block_tables int32 [requests,
+    blocks]; splits int32 [bucket * most, SPLIT_RECORD + tile]: the `Split` columns, then the KV block of each key of the first
+    tile, 0 past the end; counts int32 [bucket], 0 for an inactive row. Of a record after the last split only `ROW` is written.
     """
     bucket, limit = rows.sizes[0], splits.sizes[0]
     return KERNEL.launch(
         part,
         grid=(bucket, 1, 1),
-        arguments={"rows": rows, "block_tables": block_tables, "splits": splits, "counts": counts},
+        arguments={"rows": rows, "batch": batch, "block_tables": block_tables, "splits": splits, "counts": counts},
         constants={
             "ROWS": bucket,
             "ROW_TILE": next_power_of_2(bucket),

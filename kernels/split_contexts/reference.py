@@ -10,6 +10,7 @@ from ouro_build.kernels.split_contexts import SPLIT_RECORD, Split, SplitRule
 
 def split_contexts(
     rows: Tensor,
+    batch: Tensor,
     block_tables: Tensor,
     splits: Tensor,
     counts: Tensor,
@@ -23,14 +24,17 @@ def split_contexts(
     rule = SplitRule(TILE, LEAST, LONGEST, SHORTEST)
     counts.zero_()
     splits[:, Split.ROW] = -1
+    written = batch[active(batch)[0]]
     at = 0
     for row in active(rows)[0].tolist():
         _, position, loop, request = rows[row, : Row.REQUEST + 1].tolist()
+        same = (written[:, Row.LOOP] == loop) & (written[:, Row.REQUEST] == request)
+        settled = min([position, *written[same, Row.POSITION].tolist()])
         count = counts[row] = rule.count(position + 1)
         span = -(-(position // TILE + 1) // count) * TILE
         for index in range(count):
             first, end = index * span, min((index + 1) * span, position + 1)
-            record = torch.tensor([row, index, count, first, end, request, loop], dtype=torch.int32)
+            record = torch.tensor([row, index, count, first, end, request, loop, settled], dtype=torch.int32)
             splits[at, : len(record)] = record
             lanes = torch.arange(first, min(first + TILE, end), device=rows.device)
             splits[at, SPLIT_RECORD:] = 0

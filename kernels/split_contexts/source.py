@@ -19,9 +19,9 @@ def count_splits(
 
 @triton.jit
 def split_contexts(
-    rows, block_tables, splits, counts, ROWS: tl.constexpr, ROW_TILE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr,
-    LEAST: tl.constexpr, LONGEST: tl.constexpr, SHORTEST: tl.constexpr, BLOCK_SIZE: tl.constexpr, TABLE_WIDTH: tl.constexpr,
-    PROGRAMMATIC: tl.constexpr,
+    rows, batch, block_tables, splits, counts, ROWS: tl.constexpr, ROW_TILE: tl.constexpr, MOST: tl.constexpr,
+    TILE: tl.constexpr, LEAST: tl.constexpr, LONGEST: tl.constexpr, SHORTEST: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr, PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
     wait(PROGRAMMATIC)
@@ -42,6 +42,10 @@ def split_contexts(
         last = tl.load(rows + mine * 8 + 1)
         loop = tl.load(rows + mine * 8 + 2)
         request = tl.load(rows + mine * 8 + 3)
+        written = tl.load(batch + row * 8, mask=row < ROWS, other=-1) >= 0
+        written &= tl.load(batch + row * 8 + 2, mask=row < ROWS, other=-1) == loop
+        written &= tl.load(batch + row * 8 + 3, mask=row < ROWS, other=-1) == request
+        settled = tl.min(tl.where(written, tl.load(batch + row * 8 + 1, mask=row < ROWS, other=0), last), 0)
         count, each = count_splits(last, slot >= 0, TILE, LEAST, LONGEST, SHORTEST)
         table = block_tables + request.to(tl.int64) * TABLE_WIDTH
         lane = tl.arange(0, TILE)
@@ -56,5 +60,6 @@ def split_contexts(
             tl.store(record + 4, end)
             tl.store(record + 5, request)
             tl.store(record + 6, loop)
+            tl.store(record + 7, settled)
             inside = first + lane < end
             tl.store(record + 8 + lane, tl.load(table + (first + lane) // BLOCK_SIZE, mask=inside, other=0))

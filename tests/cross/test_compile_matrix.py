@@ -99,7 +99,7 @@ def attentions(part: Part, dtype: str, bucket: int, heads: int, kv_heads: int) -
     sums = buffer("sums", "float32", bucket, heads, most, 2)
     if EVERY or bucket <= 64:
         yield split_contexts(
-            part, rows=rows, block_tables=tables, splits=splits, counts=counts, rule=rule, block_size=BLOCK_SIZE
+            part, rows=rows, batch=rows, block_tables=tables, splits=splits, counts=counts, rule=rule, block_size=BLOCK_SIZE
         )
         yield attention_decode(
             part,

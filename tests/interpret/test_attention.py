@@ -111,6 +111,7 @@ def test_splits_cover_a_context(bucket: int, kv_heads: int, group: int, keys: in
 
 def test_a_lone_row_fills_the_device() -> None:
     h200 = find_part("h200")
-    assert 16 * split_rule(h200, 1, 16, 16, 128, "bfloat16").count(4096) >= h200.sm_count
+    programs = 16 * split_rule(h200, 1, 16, 16, 128, "bfloat16").count(4096)
+    assert programs + 16 > h200.sm_count, "one more split of each head would not run beside the others"
     assert split_rule(h200, 64, 16, 16, 128, "bfloat16").count(1024) == 1
     assert split_rule(h200, 64, 16, 16, 128, "bfloat16").count(32768) == 8, "a long row beside short ones"

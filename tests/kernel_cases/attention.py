@@ -24,8 +24,11 @@ Rows = tuple[tuple[int, int, int] | None, ...]
 
 # (heads, kv_heads, head_dim): one query head a kv head, grouped ones, a single kv head
 SHAPES = ((4, 4, 16), (6, 2, 32), (2, 2, 64), (8, 1, 128), (2, 2, 128), (6, 2, 16))
-# Contexts of one token, on either side of a block's edge, of several tiles; a hole first and in the middle; several loops.
-DECODE_ROWS: Rows = (None, (0, 0, 0), (1, 14, 1), (1, 15, 2), (1, 16, 0), None, (2, 130, 1), (0, 63, 2))
+# Contexts of one token, on either side of a block's edge, of several tiles; a hole first and in the middle; several loops;
+# rows of one request and loop, of which each reads what those before it write.
+DECODE_ROWS: Rows = (
+    None, (0, 0, 0), (1, 14, 1), (1, 15, 2), (1, 16, 0), None, (2, 130, 1), (0, 63, 2), (2, 129, 1), (2, 97, 1)
+)  # fmt: skip
 # Three requests in one chunk, one starting within a block, holes between and inside them, one row a context of one token.
 PREFILL_ROWS: Rows = (
     *((1, p, 1) for p in range(9, 22)), None, (0, 0, 0), None, (2, 100, 2), None, *((2, p, 2) for p in range(101, 120)),
@@ -79,6 +82,12 @@ def records(rows: Rows, device: str) -> Tensor:
     return row_records(slots, device, request=list(columns[0]), position=list(columns[1]), loop=list(columns[2]))
 
 
+def settled_positions(rows: Rows) -> list[int]:
+    """By row, the least position of a row of the same request and loop; -1 for a hole."""
+    places = [row for row in rows if row]
+    return [min(p for r, p, u in places if (r, u) == (row[0], row[2])) if row else -1 for row in rows]
+
+
 def queries(rows: Rows, dtype: str, device: str, heads: int, head_dim: int) -> Tensor:
     """Random queries; those of holes are NaN."""
     q = normal("cpu", dtype, len(rows), heads, head_dim, seed=3)
@@ -100,7 +109,16 @@ def split_records(rows: Rows, rule: SplitRule, limit: int, tables: Tensor, block
         span = -(-tiles // wanted) * rule.tile
         firsts = list(range(0, position + 1, span))
         for index, first in enumerate(firsts):
-            record = [row, index, len(firsts), first, min(first + span, position + 1), request, loop]
+            record = [
+                row,
+                index,
+                len(firsts),
+                first,
+                min(first + span, position + 1),
+                request,
+                loop,
+                settled_positions(rows)[row],
+            ]
             table[at, : len(record)] = torch.tensor(record, dtype=torch.int32)
             table[at, SPLIT_RECORD:] = 0
             for lane, key in enumerate(range(first, min(first + rule.tile, record[4]))):

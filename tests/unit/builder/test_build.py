@@ -120,7 +120,7 @@ def test_programmatic_launches_are_declared_and_keep_their_rule(monkeypatch: pyt
         return entry(f"ld.param.b64 %rd3, [k_param_{parameter}];", "ld.global.b32 %r1, [%rd3];", "griddepcontrol.wait;")
 
     compiled(monkeypatch, programmatic, early(weight), POINTERS)
-    with pytest.raises(CompileError, match="reads what is not a weight"):
+    with pytest.raises(CompileError, match="reads what is not early"):
         compiled(monkeypatch, programmatic, early(rows), POINTERS)
     with pytest.raises(CompileError, match="no wait that every program reaches"):
         compiled(monkeypatch, programmatic, entry("griddepcontrol.launch_dependents;"), POINTERS)

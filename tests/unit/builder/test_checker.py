@@ -57,19 +57,54 @@ def test_a_sound_plan_passes() -> None:
 
 
 def test_a_kernel_that_may_start_early_waits_inside() -> None:
-    early = msgspec.structs.replace(launch([B], [A]), after=((0, Edge.PROGRAMMATIC),))
-    refused(r"launch 1 \(1\) may start before launch 0 has ended, and does not wait inside", launch([A]), early)
-    options = msgspec.structs.replace(early.specialization.options, programmatic=True)
-    waiting = msgspec.structs.replace(early.specialization, options=options)
-    checked(launch([A]), msgspec.structs.replace(early, specialization=waiting))
+    unwaiting = msgspec.structs.replace(launch([B], [A]), after=((0, Edge.PROGRAMMATIC),))
+    refused(r"launch 1 \(1\) may start before launch 0 has ended, and does not wait inside", launch([A]), unwaiting)
+    checked(launch([A]), programmatic(unwaiting, 0))
 
 
-def test_only_weights_are_read_before_the_wait() -> None:
-    made = plan(launch([A]), launch([B], [A, WEIGHT]))
-    names = {buffer: name for name, buffer in made.launches[1].buffers()}
-    check([made], [A, B, WEIGHT], POOLS, lambda name: replace(kernel(name), early=(names[WEIGHT],)))
-    with pytest.raises(BuildError, match="may read a before it waits"):
-        check([made], [A, B, WEIGHT], POOLS, lambda name: replace(kernel(name), early=(names[A],)))
+def programmatic(x: Launch, *after: int) -> Launch:
+    """The launch, waiting inside for `after`."""
+    options = msgspec.structs.replace(x.specialization.options, programmatic=True)
+    waiting = msgspec.structs.replace(x.specialization, options=options)
+    return msgspec.structs.replace(x, specialization=waiting, after=tuple((i, Edge.PROGRAMMATIC) for i in after))
+
+
+def early(*launches: Launch, settled: tuple[str, ...] = ()) -> None:
+    """Check a plan whose kernels that write one buffer may read `in0` early."""
+    made = plan(*launches)
+    used = {b for x in made.launches for _, b in x.buffers()}
+    check([made], list(used), POOLS, lambda name: replace(kernel(name), early=("in0",) * (name == "1"), settled=settled))
+
+
+def test_weights_may_be_read_before_the_wait() -> None:
+    early(launch([A, B]), programmatic(launch([C], [WEIGHT, A]), 0))
+
+
+def test_what_wrote_something_that_is_read_before_the_wait_has_ended_by_then() -> None:
+    early(launch([A, B]), launch([C], [A]))
+    ended = launch([A, B]), launch([C, at(work("d", 64), 768)], [B]), programmatic(launch([at(work("e", 64), 1024)], [A]), 1)
+    early(*ended)
+    with pytest.raises(BuildError, match=r"launch 1 \(1\) may read a before it waits, and programs before this one may still"):
+        early(launch([A, B]), programmatic(launch([C], [A]), 0))
+    unended = ended[0], programmatic(ended[1], 0), ended[2]
+    with pytest.raises(BuildError, match="may read a before it waits, and programs before this one may still write it"):
+        early(*unended)
+    with pytest.raises(BuildError, match="may read b before it waits, and launch 1 may still write it"):
+        early(launch([A, C]), launch([B, at(work("d", 64), 768)], [A]), programmatic(launch([at(work("e", 64), 1024)], [B]), 1))
+
+
+def test_what_programs_before_wrote_is_read_before_the_wait_only_after_a_launch_that_all_had_to_end_for() -> None:
+    state = Buffer("state", Pool.STATE, "float32", (64,), 0)
+    early(launch([A, B]), launch([C, at(work("d", 64), 768)], [A]), programmatic(launch([at(work("e", 64), 1024)], [state]), 1))
+    with pytest.raises(BuildError, match="may read state before it waits, and programs before this one may still write it"):
+        early(launch([A], [state]))
+
+
+def test_of_what_is_settled_a_part_may_be_read_that_no_launch_writes() -> None:
+    made = launch([A, C]), launch([B, at(work("d", 64), 768)], [A]), programmatic(launch([at(work("e", 64), 1024)], [B]), 1)
+    early(*made, settled=("in0",))
+    with pytest.raises(BuildError, match="programs before this one may still write it"):
+        early(made[0], programmatic(made[1], 0), made[2], settled=("in0",))
 
 
 def test_an_unplaced_buffer() -> None:

@@ -27,17 +27,43 @@ WAIT = "$L__tmp3:\n	// begin inline asm\n	griddepcontrol.wait ;\n"
 TAIL = "	ld.global.b32 	%r6, [%rd4];\n	st.global.b32 	[%rd4], %r6;\n	ret;\n}\n"
 
 
-def test_weights_may_be_read_early_and_everything_after_the_wait() -> None:
-    assert violations(HEAD + "	griddepcontrol.launch_dependents;\n" + WEIGHT + WAIT + TAIL, {0}) == []
+def test_what_is_early_may_be_read_before_the_wait_and_everything_after() -> None:
+    assert violations(HEAD + "	griddepcontrol.launch_dependents;\n" + WEIGHT + WAIT + TAIL, {0}, {1}) == []
+
+
+def test_a_number_may_be_a_part_of_an_early_address_and_is_none_alone() -> None:
+    number = "	ld.param.b32 	%r7, [k_param_2];\n	cvt.u64.u32 	%rd6, %r7;\n"
+    assert (
+        violations(HEAD + number + "	add.s64 	%rd5, %rd3, %rd6;\n	ld.global.b32 	%r2, [%rd5];\n" + WAIT, {0}, {1})
+        == []
+    )
+    assert len(violations(HEAD + number + "	ld.global.b32 	%r2, [%rd6];\n" + WAIT, {0}, {1})) == 1
+
+
+def test_what_was_read_early_may_say_where_to_read_on_but_is_no_address() -> None:
+    found = "	ld.global.b64 	%rd5, [%rd3];\n"
+    assert (
+        violations(HEAD + found + "	add.s64 	%rd6, %rd1, %rd5;\n	ld.global.b32 	%r2, [%rd6];\n" + WAIT, {0}, {1})
+        == []
+    )
+    assert len(violations(HEAD + found + "	ld.global.b32 	%r2, [%rd5];\n" + WAIT, {0}, {1})) == 1
+    assert (
+        len(
+            violations(
+                HEAD + found + "	add.s64 	%rd6, %rd2, %rd5;\n	ld.global.b32 	%r2, [%rd6];\n" + WAIT, {0}, {1}
+            )
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
     ("early", "message"),
     [
-        ("	ld.global.b32 	%r2, [%rd4];\n", "reads what is not a weight"),
-        ("	add.s64 	%rd5, %rd3, %rd4;\n	ld.global.b32 	%r2, [%rd5];\n", "reads what is not a weight"),
-        ("	ld.global.b32 	%r2, [%rd8];\n", "reads what is not a weight"),
-        ("	cp.async.ca.shared.global [%r1], [%rd4], 16;\n", "leave|reads what is not a weight|writes"),
+        ("	ld.global.b32 	%r2, [%rd4];\n", "reads what is not early"),
+        ("	add.s64 	%rd5, %rd3, %rd4;\n	ld.global.b32 	%r2, [%rd5];\n", "reads what is not early"),
+        ("	ld.global.b32 	%r2, [%rd8];\n", "reads what is not early"),
+        ("	cp.async.ca.shared.global [%r1], [%rd4], 16;\n", "leave|reads what is not early|writes"),
         ("	st.global.b32 	[%rd3], %r1;\n", "writes before the wait"),
         ("	st.b32 	[%rd3], %r1;\n", "writes before the wait"),
         ("	atom.add.global.u32 	%r2, [%rd3], 1;\n", "writes before the wait"),
@@ -51,23 +77,29 @@ def test_weights_may_be_read_early_and_everything_after_the_wait() -> None:
         ),
         ("	{\n	.reg .pred q;\n	@q st.global.b32 [%rd3], %r1;\n	}\n", "writes before the wait"),
         ("	@!q bra 	$L__BB0_2;\n", "may leave before the wait"),
-        ("	mov.b64 	%rd5, %rd4;\n	@%p1 mov.b64 	%rd5, %rd3;\n	ld.global.b32 	%r2, [%rd5];\n", "not a weight"),
+        (
+            "	mov.b64 	%rd5, %rd4;\n	@%p1 mov.b64 	%rd5, %rd3;\n	ld.global.b32 	%r2, [%rd5];\n",
+            "reads what is not early",
+        ),
         (
             "	mov.b64 	other, %rd4;\n	add.s64 	%rd5, other, %rd3;\n	ld.global.b32 	%r2, [%rd5];\n",
-            "not a weight",
+            "reads what is not early",
         ),
         ("	discard.global.L2 	[%rd3], 128;\n", "not known"),
         ("	sured.b.add.1d.u32.clamp 	[%rd3, %r1], %r1;\n", "not known"),
     ],
 )
 def test_each_breach_is_found(early: str, message: str) -> None:
-    found = violations(HEAD + WEIGHT + early + WAIT + TAIL, {0})
+    found = violations(HEAD + WEIGHT + early + WAIT + TAIL, {0}, {1})
     assert len(found) == 1
     assert any(part in found[0] for part in message.split("|"))
 
 
 def test_shared_memory_is_a_programs_own() -> None:
-    assert violations(HEAD + "	st.shared.b32 	[%r1], %r1;\n	ld.shared.b32 	%r2, [%r1];\n" + WAIT + TAIL, {0}) == []
+    assert (
+        violations(HEAD + "	st.shared.b32 	[%r1], %r1;\n	ld.shared.b32 	%r2, [%r1];\n" + WAIT + TAIL, {0}, {1})
+        == []
+    )
 
 
 def test_taking_part_is_seen_behind_a_scope() -> None:
@@ -75,9 +107,9 @@ def test_taking_part_is_seen_behind_a_scope() -> None:
 
 
 def test_a_wait_is_needed_and_a_guarded_one_is_none() -> None:
-    assert violations(HEAD + TAIL, {0}) == ["it has no wait that every program reaches"]
+    assert violations(HEAD + TAIL, {0}, {1}) == ["it has no wait that every program reaches"]
     guarded = WAIT.replace("griddepcontrol.wait", "@%p1 griddepcontrol.wait")
-    assert violations(HEAD + guarded + TAIL, {0}) == ["it has no wait that every program reaches"]
+    assert violations(HEAD + guarded + TAIL, {0}, {1}) == ["it has no wait that every program reaches"]
 
 
 def test_taking_part_is_seen() -> None:

@@ -237,7 +237,7 @@ def test_a_carveout_of_the_whole_step_is_found_and_built(
     assert step.carveout_gained_us == pytest.approx(step.before_us - step.us)
     assert step.carveout_gained_us > 0
     assert {site.gained_us for site in step.sites} == {0.0}
-    assert {site.changed for site in step.sites} == {(("carveout", 100, 50),)}
+    assert {site.changed for site in step.sites} == {(("carveout", 75, 50),)}
     table = decode_table((tmp_path / "t.json").read_bytes(), "t")
     monkeypatch.setattr(build_module, "compile_images", compile_images)
     monkeypatch.setattr(build_module, "find_toolchain", lambda parts: TOOLCHAIN)
