@@ -25,7 +25,8 @@ _WRITES = ("st", "atom", "red", "sust", "multimem")
 _OWN = (".shared", ".param", ".local", ".const")
 
 _Origins = dict[str, frozenset[int]]
-"""The parameters that a register's value comes from."""
+"""The parameters that a register's value comes from, and under `_STORED` those of all that was put into memory of its own."""
+_STORED = ""
 
 
 def violations(ptx: str, early: Collection[int], late: Collection[int]) -> list[str]:
@@ -77,7 +78,7 @@ def _breaches(
     origins: _Origins, name: str, opcode: str, operands: str, early: frozenset[int], late: frozenset[int]
 ) -> Iterator[str]:
     """What an instruction does that may not be done."""
-    own = any(space in opcode for space in _OWN) and name != "cp"
+    own = _own(name, opcode)
     if name in _LEAVES:
         yield "a program may leave"
     if (name in _WRITES and not own) or ".global.shared" in opcode:
@@ -96,9 +97,17 @@ def _data_flow(origins: _Origins, name: str, opcode: str, operands: str) -> tupl
     results, parameter = _results(operands), _PARAMETER.search(operands)
     if name == "ld" and ".param" in opcode and parameter is not None:
         return results, frozenset([int(parameter[1])])
-    if name in _READS:
-        return results, frozenset()
-    return results, _sources(origins, _REGISTER.findall(operands)[len(results) :])
+    registers, own = _REGISTER.findall(operands), _own(name, opcode)
+    if name in _READS and not own:
+        return [] if operands.startswith("[") else results, frozenset()
+    if operands.startswith("["):
+        return [_STORED], _sources(origins, [_STORED, *registers])
+    return results, _sources(origins, registers[len(results) :] + [_STORED] * own)
+
+
+def _own(name: str, opcode: str) -> bool:
+    """Whether an instruction uses memory that other launches do not see."""
+    return any(space in opcode for space in _OWN) and name != "cp"
 
 
 def _results(operands: str) -> list[str]:

@@ -102,6 +102,21 @@ def test_shared_memory_is_a_programs_own() -> None:
     )
 
 
+def test_an_address_that_was_in_a_programs_own_memory_is_as_late_as_it_was() -> None:
+    kept = "	st.shared.v2.b64 	[%r1], {{ {0}, {0} }};\n	ld.shared.b64 	%rd5, [%r1];\n"
+    chosen = "	selp.b64 	%rd6, %rd3, %rd5, %p1;\n	ld.global.b32 	%r2, [%rd6];\n"
+    assert violations(HEAD + kept.format("%rd3") + chosen + WAIT + TAIL, {0}, {1}) == []
+    for space in ("shared", "local"):
+        found = violations(HEAD + (kept.format("%rd4") + chosen).replace("shared", space) + WAIT + TAIL, {0}, {1})
+        assert len(found) == 1
+        assert "reads what is not early" in found[0]
+
+
+def test_fetching_ahead_leaves_an_address_what_it_was() -> None:
+    fetch = "	prefetch.global.L2 	[%rd3];\n	cp.async.ca.shared.global [%r1], [%rd3], 16;\n"
+    assert violations(HEAD + fetch + WEIGHT + WAIT + TAIL, {0}, {1}) == []
+
+
 def test_taking_part_is_seen_behind_a_scope() -> None:
     assert mentions(HEAD + "	{\n	.reg .pred q;\n	}\n	griddepcontrol.launch_dependents;\n" + TAIL)
 
