@@ -69,6 +69,16 @@ def test_what_each_mode_launches() -> None:
     assert kernels(planned(), "mixed", "no_capture") == dense + retained + Counter(route_rows=1)
 
 
+@pytest.mark.parametrize("form", [("dense", ""), ("capture", ""), ("mixed", ""), ("mixed", "no_capture")])
+def test_contexts_are_cut_in_view_of_all_rows_whose_keys_are_written(form: tuple[str, str]) -> None:
+    """Rows that consume write keys too, and rows of their request that do not consume read these."""
+    launches = plan(planned(), *form).launches
+    writers = {x.named()["rows"] for x in launches if x.specialization.kernel in ("linear_rope", "rope_kv_write")}
+    (cut,) = (x.named() for x in launches if x.specialization.kernel == "split_contexts")
+    assert writers == {cut["batch"]}
+    assert (cut["rows"] != cut["batch"]) == (form[0] == "mixed")
+
+
 def test_who_captures_has_its_output_read_and_who_consumes_written() -> None:
     """By the last launch of a layer's attention; in mixed programs, where both may be, it is one buffer."""
     forms = (("capture", ""), ("consume", ""), ("mixed", ""), ("mixed", "no_capture"))
