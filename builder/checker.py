@@ -152,7 +152,7 @@ def _grids(plan: Plan) -> Iterator[str]:
 
 
 def _order(plan: Plan) -> _Order:
-    """`order[i, j]`: launch j has finished before launch i reads or writes anything but weights.
+    """`order[i, j]`: launch j has finished before launch i writes, or reads what it may not read early.
 
     A programmatic edge counts like a full one: a kernel waits inside for its predecessors before it does either.
     """

@@ -63,11 +63,10 @@ def attention_retained(
     Rows of mode CAPTURE take `scores`, the others `q k^T * head_dim^-0.5`; with one of `scores` and `q` all rows take that one,
     whatever their mode.
 
-    rows int32 [bucket, RECORD], q [bucket, heads, head_dim] (rotated),
-    block_tables int32 [requests, blocks], kv [planes, KV_BLOCKS, 2, kv_heads, block_size, head_dim], scores float32 [bucket,
-    heads, contexts], reference_records and reference_keys as in `attention_select`, partial float32 [bucket, heads, splits,
-    head_dim] and sums float32 [bucket, heads, splits, 2] as in `attention_decode`. Rows whose slot holds nothing of theirs are
-    left out.
+    rows int32 [bucket, RECORD], q [bucket, heads, head_dim] (rotated), block_tables int32 [requests, blocks], kv [planes,
+    KV_BLOCKS, 2, kv_heads, block_size, head_dim], scores float32 [bucket, heads, contexts], reference_records and
+    reference_keys as in `attention_select`, partial float32 [bucket, heads, splits, head_dim] and sums float32 [bucket, heads,
+    splits, 2] as in `attention_decode`. Rows whose slot holds nothing of theirs are left out.
     """
     bucket, heads, splits, head_dim = partial.sizes
     slots, layers, _, capacity = reference_keys.sizes
