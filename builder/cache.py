@@ -90,6 +90,7 @@ def image_key(specialization: Specialization, arch: str, toolchain: Toolchain) -
         "format": ENTRY_FORMAT,
         "source": source_digest(f"{_ROOT}{specialization.kernel}.source"),
         "specialization": specialization.compiled(),
+        "weights": registry.kernel(specialization.kernel).weights,
         "early": registry.kernel(specialization.kernel).early,
         "arch": arch,
         "triton": toolchain.triton,

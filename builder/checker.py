@@ -133,9 +133,11 @@ def _early(plan: Plan, kernels: Kernels, uses: Mapping[Buffer, _Use], order: _Or
     for at, launch in enumerate(plan.launches):
         kernel = kernels(launch.specialization.kernel)
         for name, buffer in launch.buffers():
-            if name not in kernel.early or buffer.pool is Pool.WEIGHTS:
-                continue
             says = f"launch {at} ({kernel.name}) may read {buffer.name} before it waits, and"
+            if name in kernel.weights and buffer.pool is not Pool.WEIGHTS:
+                yield f"{says} {name} is no weight"
+            if name not in kernel.early:
+                continue
             if not ended[at].any():
                 yield f"{says} programs before this one may still write it"
             elif name not in kernel.settled:

@@ -258,11 +258,10 @@ def _check_programmatic(job: Job, ptx: str) -> None:
         if mentions(ptx):
             raise CompileError("it uses griddepcontrol and is not declared programmatic", where=str(job))
         return
-    may = registry.kernel(job.specialization.kernel).early
-    pointers = {at: name in may for at, (name, kind) in enumerate(job.specialization.types) if kind.startswith("*")}
-    found = violations(
-        ptx, {at for at, early in pointers.items() if early}, {at for at, early in pointers.items() if not early}
-    )
+    kernel = registry.kernel(job.specialization.kernel)
+    pointers = {at: name for at, (name, kind) in enumerate(job.specialization.types) if kind.startswith("*")}
+    weights, early = ({at for at, name in pointers.items() if name in of} for of in (kernel.weights, kernel.early))
+    found = violations(ptx, weights, early, pointers.keys() - weights - early)
     if found:
         raise CompileError("it breaks the rule of programmatic dependencies: " + "; ".join(found[:3]), where=str(job))
 

@@ -1,13 +1,14 @@
 """Proves from an image's PTX that it may start beside its predecessors.
 
-The rule: before its wait a kernel reads only what it declares as `early` and writes nothing, and every program of its grid
-waits before it exits.
+The rule: before its wait a kernel reads only weights and, past the L1 cache, what it declares as `early`, and writes nothing;
+and every program of its grid waits before it exits.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 _WAIT = "griddepcontrol.wait"
 _ANY = "griddepcontrol"
@@ -29,9 +30,17 @@ _Origins = dict[str, frozenset[int]]
 _STORED = ""
 
 
-def violations(ptx: str, early: Collection[int], late: Collection[int]) -> list[str]:
-    """What is wrong with a kernel that is declared programmatic: of its parameters that are pointers it may read `early` before
-    it waits, `late` not."""
+class _Pointers(NamedTuple):
+    """The parameters that are pointers, by when they may be read."""
+
+    weights: frozenset[int]
+    early: frozenset[int]
+    late: frozenset[int]
+
+
+def violations(ptx: str, weights: Collection[int], early: Collection[int], late: Collection[int]) -> list[str]:
+    """What is wrong with a kernel that is declared programmatic: of its parameters that are pointers it may read `weights`
+    before it waits, and past the L1 cache `early`, but not `late`."""
     before, found = [], False
     for line in _instructions(ptx):
         if line.startswith(_WAIT):
@@ -40,7 +49,7 @@ def violations(ptx: str, early: Collection[int], late: Collection[int]) -> list[
         before.append(line)
     if not found:
         return ["it has no wait that every program reaches"]
-    return list(_early(before, frozenset(early), frozenset(late)))
+    return list(_early(before, _Pointers(frozenset(weights), frozenset(early), frozenset(late))))
 
 
 def mentions(ptx: str) -> bool:
@@ -60,23 +69,21 @@ def _instructions(ptx: str) -> Iterator[str]:
             yield line
 
 
-def _early(lines: list[str], early: frozenset[int], late: frozenset[int]) -> Iterator[str]:
+def _early(lines: list[str], pointers: _Pointers) -> Iterator[str]:
     """Violations among the instructions before the wait."""
     origins: _Origins = {}
     for line in lines:
         unguarded = _GUARD.sub("", line, count=1) if line.startswith("@") else line
         opcode, _, operands = unguarded.partition(" ")
         name = opcode.split(".")[0]
-        yield from (f"{what} before the wait: {line}" for what in _breaches(origins, name, opcode, operands, early, late))
+        yield from (f"{what} before the wait: {line}" for what in _breaches(origins, name, opcode, operands, pointers))
         results, found = _data_flow(origins, name, opcode, operands)
         for register in results:
             # Where the guard is false, the register keeps what it held.
             origins[register] = found | origins.get(register, frozenset()) if unguarded != line else found
 
 
-def _breaches(
-    origins: _Origins, name: str, opcode: str, operands: str, early: frozenset[int], late: frozenset[int]
-) -> Iterator[str]:
+def _breaches(origins: _Origins, name: str, opcode: str, operands: str, pointers: _Pointers) -> Iterator[str]:
     """What an instruction does that may not be done."""
     own = _own(name, opcode)
     if name in _LEAVES:
@@ -88,8 +95,10 @@ def _breaches(
         sources = _sources(origins, _REGISTER.findall(operands[operands.rfind("[") :]))
         if name not in _READS:
             yield "it uses memory in a way that is not known"
-        elif not sources & early or sources & late:
+        elif not sources & (pointers.weights | pointers.early) or sources & pointers.late:
             yield "it reads what is not early"
+        elif sources & pointers.early and "cg" not in opcode.split("."):
+            yield "it reads through the L1 cache what launches wrote"
 
 
 def _data_flow(origins: _Origins, name: str, opcode: str, operands: str) -> tuple[list[str], frozenset[int]]:

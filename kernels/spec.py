@@ -34,10 +34,11 @@ class Tolerance:
 class Kernel:
     """A kernel's name, the version of its meaning, the arguments it writes, its tolerance. The other arguments it only reads.
 
-    `early` are the arguments that it may read before it waits for its predecessors: weights, which nothing writes, and what was
-    written by launches that have ended when this one starts. `settled` are those of `early` that launches may be writing then,
-    of which it reads before its wait only what they leave alone. `updates` are those of `writes` that it also reads: what they
-    held before decides what it writes, be it there or elsewhere.
+    What it may read before it waits for its predecessors: `weights`, which nothing writes, and `early`, which was written by
+    launches that have ended when this one starts, past the L1 cache, for which only the wait is known to bring such writes.
+    `settled` are those of `early` that launches may be writing then, of which it reads before its wait only what they leave
+    alone. `updates` are those of `writes` that it also reads: what they held before decides what it writes, be it there or
+    elsewhere.
     `layered` are buffers of which a launch touches only what belongs to the layer that its argument `layer` names, so that
     launches at two layers do not meet there.
 
@@ -51,6 +52,7 @@ class Kernel:
     contract: int
     writes: tuple[str, ...]
     tolerance: Tolerance
+    weights: tuple[str, ...] = ()
     early: tuple[str, ...] = ()
     settled: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()

@@ -32,24 +32,26 @@ def opening(
     All of the record is asked for at once. Where it is of no split, the rest of it may be anything, and there are no keys.
     """
     record = splits + at // KV_HEADS * (8 + TILE)
-    row = tl.load(record)
-    index = tl.load(record + 1)
-    first = tl.where(row >= 0, tl.load(record + 3), 0)
-    end = tl.where(row >= 0, tl.load(record + 4), 0)
-    table = block_tables + tl.load(record + 5).to(tl.int64) * TABLE_WIDTH
-    keys = kv + head_offset(plane_stride, tl.load(record + 6), layer, at % KV_HEADS, LAYERS, BLOCK_SIZE, HEAD_DIM)
+    row = tl.load(record, cache_modifier=".cg")
+    index = tl.load(record + 1, cache_modifier=".cg")
+    first = tl.where(row >= 0, tl.load(record + 3, cache_modifier=".cg"), 0)
+    end = tl.where(row >= 0, tl.load(record + 4, cache_modifier=".cg"), 0)
+    table = block_tables + tl.load(record + 5, cache_modifier=".cg").to(tl.int64) * TABLE_WIDTH
+    keys = kv + head_offset(
+        plane_stride, tl.load(record + 6, cache_modifier=".cg"), layer, at % KV_HEADS, LAYERS, BLOCK_SIZE, HEAD_DIM
+    )
     ahead = ()
     if GROUP == 1:
-        block = tl.load(record + 8 + tl.arange(0, TILE))
+        block = tl.load(record + 8 + tl.arange(0, TILE), cache_modifier=".cg")
         lane = first + tl.arange(0, TILE)
-        next_block = tl.load(table + (lane + TILE) // BLOCK_SIZE, mask=lane + TILE < end, other=0)
+        next_block = tl.load(table + (lane + TILE) // BLOCK_SIZE, mask=lane + TILE < end, other=0, cache_modifier=".cg")
         ahead = (block, next_block)
     if EARLY:
-        settled = tl.load(record + 7)
+        settled = tl.load(record + 7, cache_modifier=".cg")
         k_at = keys + key_offsets(block, lane, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + tl.arange(0, HEAD_DIM)[None, :]
         there = (lane < tl.minimum(end, settled))[:, None]
-        k = tl.load(k_at, mask=there, other=0.0, eviction_policy="evict_first")
-        v = tl.load(k_at + KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=there, other=0.0, eviction_policy="evict_first")
+        k = tl.load(k_at, mask=there, other=0.0, cache_modifier=".cg")
+        v = tl.load(k_at + KV_HEADS * BLOCK_SIZE * HEAD_DIM, mask=there, other=0.0, cache_modifier=".cg")
         ahead = (block, next_block, settled, k, v)
     return row, index, keys, table, first, end, ahead
 

@@ -12,7 +12,7 @@ def attention_merge(
 ):
     release(PROGRAMMATIC)
     row = tl.program_id(0)
-    count = tl.load(counts + row)
+    count = tl.load(counts + row, cache_modifier=".cg")
     wait(PROGRAMMATIC)
     head = row.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     split = tl.arange(0, TILE)

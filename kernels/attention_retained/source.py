@@ -16,11 +16,11 @@ def opening(table, retained, first, end, BLOCK_SIZE: tl.constexpr, TILE: tl.cons
     """What a program knows of its `retained` positions `first` … `end` - 1 before it waits: those of three tiles, and the KV
     blocks of two."""
     lane = first + tl.arange(0, TILE)
-    position = tl.load(retained + lane, mask=lane < end, other=0)
-    next_position = tl.load(retained + lane + TILE, mask=lane + TILE < end, other=0)
-    later = tl.load(retained + lane + 2 * TILE, mask=lane + 2 * TILE < end, other=0)
-    block = tl.load(table + position // BLOCK_SIZE, mask=lane < end, other=0)
-    next_block = tl.load(table + next_position // BLOCK_SIZE, mask=lane + TILE < end, other=0)
+    position = tl.load(retained + lane, mask=lane < end, other=0, cache_modifier=".cg")
+    next_position = tl.load(retained + lane + TILE, mask=lane + TILE < end, other=0, cache_modifier=".cg")
+    later = tl.load(retained + lane + 2 * TILE, mask=lane + 2 * TILE < end, other=0, cache_modifier=".cg")
+    block = tl.load(table + position // BLOCK_SIZE, mask=lane < end, other=0, cache_modifier=".cg")
+    next_block = tl.load(table + next_position // BLOCK_SIZE, mask=lane + TILE < end, other=0, cache_modifier=".cg")
     return position, next_position, later, block, next_block
 
 
@@ -89,9 +89,9 @@ def attention_retained(
     record = rows + row * 8
     slot = slot_of(record, SLOTS)
     count = count_of(record, slot, reference_records, layer, LAYERS, CAPACITY)
-    loop = tl.load(record + 2)
-    table = block_tables + tl.load(record + 3).to(tl.int64) * TABLE_WIDTH
-    mode = tl.load(record + 4)
+    loop = tl.load(record + 2, cache_modifier=".cg")
+    table = block_tables + tl.load(record + 3, cache_modifier=".cg").to(tl.int64) * TABLE_WIDTH
+    mode = tl.load(record + 4, cache_modifier=".cg")
     if SCORES == 0:
         mode = mode * 0 + 2
     if not CONSUMES:

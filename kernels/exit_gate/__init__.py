@@ -15,7 +15,7 @@ KERNEL = Kernel(
         relative={"bfloat16": 0.0, "float16": 0.0, "float32": 1e-5},
         reason="the dot product of the gate is taken in another order; the hidden state is a copy",
     ),
-    early=(
+    weights=(
         "weight",
         "bias",
     ),

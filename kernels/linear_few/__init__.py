@@ -20,7 +20,7 @@ KERNEL = Kernel(
         relative={"bfloat16": 2**-7, "float16": 2**-10, "float32": 2e-5},
         reason="float32 sums of K products in another order; near a rounding boundary a half-width result may be the neighbour",
     ),
-    early=("weight",),
+    weights=("weight",),
 )
 
 _LOAD_BYTES = 16

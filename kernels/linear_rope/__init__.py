@@ -20,7 +20,7 @@ KERNEL = Kernel(
         reason="the projection is a float32 sum in another order, rounded to the type, perhaps to the neighbour; the rotation "
         "mixes two of these and is rounded once more",
     ),
-    early=("weight",),
+    weights=("weight",),
     layered=("kv",),
 )
 

@@ -18,7 +18,7 @@ KERNEL = Kernel(
         reason="gate and up are float32 sums in another order, each rounded to the type, perhaps to the neighbour; the product "
         "of the two roundings is rounded once more",
     ),
-    early=("weight",),
+    weights=("weight",),
 )
 
 

@@ -16,7 +16,7 @@ KERNEL = Kernel(
         relative={"float32": 0.0},
         reason="sine and cosine of a float32 angle differ in their last bits",
     ),
-    early=("inv_freq",),
+    weights=("inv_freq",),
 )
 
 

@@ -17,11 +17,8 @@ KERNEL = Kernel(
         "neighbours, which the addition to a stream of opposite sign leaves as an absolute error, and the second norm "
         "and its weight enlarge",
     ),
-    early=(
-        "rows",
-        "update_weight",
-        "weight",
-    ),
+    weights=("update_weight", "weight"),
+    early=("rows",),
     updates=("residual",),
 )
 

@@ -24,7 +24,7 @@ def residual_norm(
     u_weight = tl.load(update_weight + at, mask=inside, other=0.0).to(tl.float32)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(rows + row * 8)
+    slot = tl.load(rows + row * 8, cache_modifier=".cg")
     wait(PROGRAMMATIC)
     # An inactive row's residual and update are read too, whatever they hold: no load waits for the row's record.
     TYPE: tl.constexpr = residual.dtype.element_ty

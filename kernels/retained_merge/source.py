@@ -17,10 +17,10 @@ def retained_merge(
     release(PROGRAMMATIC)
     row = tl.program_id(0)
     record = rows + row * 8
-    active = tl.load(record) >= 0
+    active = tl.load(record, cache_modifier=".cg") >= 0
     slot = slot_of(record, SLOTS)
     count = count_of(record, slot, reference_records, layer, LAYERS, CAPACITY)
-    mode = tl.load(record + 4)
+    mode = tl.load(record + 4, cache_modifier=".cg")
     if not CAPTURES:
         mode = mode * 0 + 2
     if not CONSUMES:

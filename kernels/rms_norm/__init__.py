@@ -16,7 +16,7 @@ KERNEL = Kernel(
         reason="the sum of squares is taken in another order; a last-bit difference of 1/rms may round the value and its "
         "product with the weight to the neighbour each",
     ),
-    early=("weight",),
+    weights=("weight",),
 )
 
 

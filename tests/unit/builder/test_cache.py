@@ -60,8 +60,8 @@ def test_an_image_proved_by_another_rule_is_not_taken(monkeypatch: pytest.Monkey
     """A cached image is not proved again: what was asked of it is in its key."""
     before = image_key(SPEC, "sm_90", TOOLS)
     kernel = registry.kernel(SPEC.kernel)
-    monkeypatch.setattr(registry, "kernel", lambda name: dataclasses.replace(kernel, early=()))
-    assert kernel.early
+    monkeypatch.setattr(registry, "kernel", lambda name: dataclasses.replace(kernel, weights=()))
+    assert kernel.weights
     assert image_key(SPEC, "sm_90", TOOLS) != before
 
 

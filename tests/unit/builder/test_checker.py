@@ -77,7 +77,10 @@ def early(*launches: Launch, settled: tuple[str, ...] = ()) -> None:
 
 
 def test_weights_may_be_read_before_the_wait() -> None:
-    early(launch([A, B]), programmatic(launch([C], [WEIGHT, A]), 0))
+    made = plan(launch([A]), programmatic(launch([B], [A, WEIGHT]), 0))
+    check([made], [A, B, WEIGHT], POOLS, lambda name: replace(kernel(name), weights=("in1",)))
+    with pytest.raises(BuildError, match="may read a before it waits, and in0 is no weight"):
+        check([made], [A, B, WEIGHT], POOLS, lambda name: replace(kernel(name), weights=("in0",)))
 
 
 def test_what_wrote_something_that_is_read_before_the_wait_has_ended_by_then() -> None:

@@ -27,34 +27,33 @@ WAIT = "$L__tmp3:\n	// begin inline asm\n	griddepcontrol.wait ;\n"
 TAIL = "	ld.global.b32 	%r6, [%rd4];\n	st.global.b32 	[%rd4], %r6;\n	ret;\n}\n"
 
 
-def test_what_is_early_may_be_read_before_the_wait_and_everything_after() -> None:
-    assert violations(HEAD + "	griddepcontrol.launch_dependents;\n" + WEIGHT + WAIT + TAIL, {0}, {1}) == []
+def test_weights_may_be_read_before_the_wait_and_everything_after() -> None:
+    assert violations(HEAD + "	griddepcontrol.launch_dependents;\n" + WEIGHT + WAIT + TAIL, {0}, set(), {1}) == []
 
 
-def test_a_number_may_be_a_part_of_an_early_address_and_is_none_alone() -> None:
-    number = "	ld.param.b32 	%r7, [k_param_2];\n	cvt.u64.u32 	%rd6, %r7;\n"
-    assert (
-        violations(HEAD + number + "	add.s64 	%rd5, %rd3, %rd6;\n	ld.global.b32 	%r2, [%rd5];\n" + WAIT, {0}, {1})
-        == []
-    )
-    assert len(violations(HEAD + number + "	ld.global.b32 	%r2, [%rd6];\n" + WAIT, {0}, {1})) == 1
+def test_what_launches_wrote_is_read_before_the_wait_past_the_l1_cache() -> None:
+    past = "	@%p1 ld.global.cg.v4.b32 { %r2, %r3, %r4, %r5 }, [ %rd4 + 0 ];\n"
+    assert violations(HEAD + WEIGHT + past + WAIT + TAIL, {0}, {1}, set()) == []
+    copied = "	cp.async.cg.shared.global [ %r1 + 0 ], [ %rd4 + 0 ], 0x10, %r2;\n"
+    assert violations(HEAD + copied + WAIT + TAIL, {0}, {1}, set()) == []
+    for through in (past.replace(".cg", ""), past.replace(".cg", ".L1::evict_first"), past.replace(".cg", ".ca")):
+        (found,) = violations(HEAD + WEIGHT + through + WAIT + TAIL, {0}, {1}, set())
+        assert found.startswith("it reads through the L1 cache what launches wrote before the wait")
 
 
-def test_what_was_read_early_may_say_where_to_read_on_but_is_no_address() -> None:
-    found = "	ld.global.b64 	%rd5, [%rd3];\n"
-    assert (
-        violations(HEAD + found + "	add.s64 	%rd6, %rd1, %rd5;\n	ld.global.b32 	%r2, [%rd6];\n" + WAIT, {0}, {1})
-        == []
-    )
-    assert len(violations(HEAD + found + "	ld.global.b32 	%r2, [%rd5];\n" + WAIT, {0}, {1})) == 1
-    assert (
-        len(
-            violations(
-                HEAD + found + "	add.s64 	%rd6, %rd2, %rd5;\n	ld.global.b32 	%r2, [%rd6];\n" + WAIT, {0}, {1}
-            )
-        )
-        == 1
-    )
+NUMBER = "	ld.param.b32 	%r7, [k_param_2];\n	cvt.u64.u32 	%rd6, %r7;\n"
+FOUND = "	ld.global.b64 	%rd6, [%rd3];\n"
+READ = "	ld.global.b32 	%r2, [%rd5];\n"
+
+
+@pytest.mark.parametrize("other", [NUMBER, FOUND])
+def test_a_number_or_what_was_read_early_may_be_a_part_of_an_early_address_and_is_none_alone(other: str) -> None:
+    def broken(address: str) -> int:
+        return len(violations(HEAD + other + address + READ + WAIT, {0}, set(), {1}))
+
+    assert broken("	add.s64 	%rd5, %rd1, %rd6;\n") == 0
+    assert broken("	add.s64 	%rd5, %rd2, %rd6;\n") == 1
+    assert broken("	mov.b64 	%rd5, %rd6;\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -90,14 +89,16 @@ def test_what_was_read_early_may_say_where_to_read_on_but_is_no_address() -> Non
     ],
 )
 def test_each_breach_is_found(early: str, message: str) -> None:
-    found = violations(HEAD + WEIGHT + early + WAIT + TAIL, {0}, {1})
+    found = violations(HEAD + WEIGHT + early + WAIT + TAIL, {0}, set(), {1})
     assert len(found) == 1
     assert any(part in found[0] for part in message.split("|"))
 
 
 def test_shared_memory_is_a_programs_own() -> None:
     assert (
-        violations(HEAD + "	st.shared.b32 	[%r1], %r1;\n	ld.shared.b32 	%r2, [%r1];\n" + WAIT + TAIL, {0}, {1})
+        violations(
+            HEAD + "	st.shared.b32 	[%r1], %r1;\n	ld.shared.b32 	%r2, [%r1];\n" + WAIT + TAIL, {0}, set(), {1}
+        )
         == []
     )
 
@@ -105,16 +106,16 @@ def test_shared_memory_is_a_programs_own() -> None:
 def test_an_address_that_was_in_a_programs_own_memory_is_as_late_as_it_was() -> None:
     kept = "	st.shared.v2.b64 	[%r1], {{ {0}, {0} }};\n	ld.shared.b64 	%rd5, [%r1];\n"
     chosen = "	selp.b64 	%rd6, %rd3, %rd5, %p1;\n	ld.global.b32 	%r2, [%rd6];\n"
-    assert violations(HEAD + kept.format("%rd3") + chosen + WAIT + TAIL, {0}, {1}) == []
+    assert violations(HEAD + kept.format("%rd3") + chosen + WAIT + TAIL, {0}, set(), {1}) == []
     for space in ("shared", "local"):
-        found = violations(HEAD + (kept.format("%rd4") + chosen).replace("shared", space) + WAIT + TAIL, {0}, {1})
+        found = violations(HEAD + (kept.format("%rd4") + chosen).replace("shared", space) + WAIT + TAIL, {0}, set(), {1})
         assert len(found) == 1
         assert "reads what is not early" in found[0]
 
 
 def test_fetching_ahead_leaves_an_address_what_it_was() -> None:
     fetch = "	prefetch.global.L2 	[%rd3];\n	cp.async.ca.shared.global [%r1], [%rd3], 16;\n"
-    assert violations(HEAD + fetch + WEIGHT + WAIT + TAIL, {0}, {1}) == []
+    assert violations(HEAD + fetch + WEIGHT + WAIT + TAIL, {0}, set(), {1}) == []
 
 
 def test_taking_part_is_seen_behind_a_scope() -> None:
@@ -122,9 +123,9 @@ def test_taking_part_is_seen_behind_a_scope() -> None:
 
 
 def test_a_wait_is_needed_and_a_guarded_one_is_none() -> None:
-    assert violations(HEAD + TAIL, {0}, {1}) == ["it has no wait that every program reaches"]
+    assert violations(HEAD + TAIL, {0}, set(), {1}) == ["it has no wait that every program reaches"]
     guarded = WAIT.replace("griddepcontrol.wait", "@%p1 griddepcontrol.wait")
-    assert violations(HEAD + guarded + TAIL, {0}, {1}) == ["it has no wait that every program reaches"]
+    assert violations(HEAD + guarded + TAIL, {0}, set(), {1}) == ["it has no wait that every program reaches"]
 
 
 def test_taking_part_is_seen() -> None:
