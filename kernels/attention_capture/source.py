@@ -15,8 +15,9 @@ def attention_capture(
     PROGRAMMATIC: tl.constexpr,
 ):  # fmt: skip
     release(PROGRAMMATIC)
+    # Keys and values are not asked for early: captures, beside which earlier layers' keys are selected, were slower for it.
     attend_all(
         splits, q, block_tables, kv, partial, sums, scores, plane_stride, block_stride, layer, scale, LIMIT, LAYERS, KV_HEADS,
-        GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE, SCORES,
-        False, PROGRAMMATIC,
+        GROUP, GROUP_TILE, HEAD_DIM, TABLE_WIDTH, BLOCK_SIZE, MOST, TILE, SCORES, False,
+        PROGRAMMATIC,
     )  # fmt: skip

@@ -64,8 +64,8 @@ def single_head(
     """One query head: products and sums, memory-bound. `ahead` is what `opening` knows of it.
 
     Every lane of the tile keeps its own maximum, sum and accumulator, so nothing is exchanged between warps before the end.
-    Keys and values leave the cache first, to what is read again soon, scores above all. The next tile's keys and values are
-    under way while this one is used, and the block ids of the one after it.
+    Keys and values but those of `opening` leave the cache first, to what is read again soon, scores above all. The next tile's
+    keys and values are under way while this one is used, and the block ids of the one after it.
     """
     VALUES: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
     lane = first + tl.arange(0, TILE)
@@ -73,13 +73,15 @@ def single_head(
     query = tl.load(q + d).to(tl.float32) * scale
     at = keys + key_offsets(ahead[0], lane, block_stride, BLOCK_SIZE, HEAD_DIM)[:, None] + d[None, :]
     if EARLY:
-        new = ((lane >= ahead[2]) & (lane < end))[:, None]
-        k = tl.load(at, mask=new, other=ahead[3], eviction_policy="evict_first")
-        v = tl.load(at + VALUES, mask=new, other=ahead[4], eviction_policy="evict_first")
+        _, next_block, settled, k, v = ahead
+        new = ((lane >= settled) & (lane < end))[:, None]
+        k = tl.load(at, mask=new, other=k, eviction_policy="evict_first")
+        v = tl.load(at + VALUES, mask=new, other=v, eviction_policy="evict_first")
     else:
+        _, next_block = ahead
         k = tl.load(at, mask=(lane < end)[:, None], other=0.0, eviction_policy="evict_first")
         v = tl.load(at + VALUES, mask=(lane < end)[:, None], other=0.0, eviction_policy="evict_first")
-    block = ahead[1]
+    block = next_block
     top = tl.full((TILE,), FLOOR, tl.float32)
     total = tl.zeros((TILE,), tl.float32)
     acc = tl.zeros((TILE, HEAD_DIM), tl.float32)
@@ -191,17 +193,18 @@ def attend_all(
 ):  # fmt: skip
     """This program's share of the LIMIT (split, kv head) pairs, one after another; with LIMIT 0 each has its own program. If
     EARLY, keys and values of a single head are asked for before the wait as well."""
+    ASKED: tl.constexpr = EARLY and GROUP == 1
     at = tl.program_id(0)
     # The first is worked through whatever it is, so that nothing waits for its row.
     opened = opening(
         splits, at, block_tables, kv, plane_stride, block_stride, layer, LAYERS, KV_HEADS, GROUP, HEAD_DIM, TABLE_WIDTH,
-        BLOCK_SIZE, TILE, EARLY and GROUP == 1,
+        BLOCK_SIZE, TILE, ASKED,
     )  # fmt: skip
     wait(PROGRAMMATIC)
     if LIMIT == 0:
         attend(
             opened, at % KV_HEADS, q, partial, sums, scores, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM,
-            BLOCK_SIZE, MOST, TILE, SCORES, EARLY and GROUP == 1,
+            BLOCK_SIZE, MOST, TILE, SCORES, ASKED,
         )  # fmt: skip
     else:
         share = at >= 0
@@ -210,13 +213,13 @@ def attend_all(
             share = tl.load(splits + after // KV_HEADS * (8 + TILE), mask=after < LIMIT, other=-1) >= 0
             attend(
                 opened, at % KV_HEADS, q, partial, sums, scores, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM,
-                BLOCK_SIZE, MOST, TILE, SCORES, EARLY and GROUP == 1,
+                BLOCK_SIZE, MOST, TILE, SCORES, ASKED,
             )  # fmt: skip
             at = after
             if share:
                 opened = opening(
                     splits, at, block_tables, kv, plane_stride, block_stride, layer, LAYERS, KV_HEADS, GROUP, HEAD_DIM,
-                    TABLE_WIDTH, BLOCK_SIZE, TILE, EARLY and GROUP == 1,
+                    TABLE_WIDTH, BLOCK_SIZE, TILE, ASKED,
                 )  # fmt: skip
 
 

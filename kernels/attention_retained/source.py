@@ -75,6 +75,15 @@ def gather(
 
 
 @triton.jit
+def put(found, to, sums_at):
+    """Store a split's share: accumulator, maximum, sum."""
+    acc, top, total = found
+    tl.store(to, acc)
+    tl.store(sums_at, top)
+    tl.store(sums_at + 1, total)
+
+
+@triton.jit
 def attention_retained(
     rows, q, block_tables, kv, scores, reference_records, reference_keys, partial, sums, plane_stride, block_stride,
     layer, scale, SLOTS: tl.constexpr, LAYERS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
@@ -110,22 +119,18 @@ def attention_retained(
             to = partial + (row_head * SPLITS + split) * HEAD_DIM + tl.arange(0, HEAD_DIM)
             if mode == 1:
                 if SCORES:
-                    acc, top, total = gather(
+                    found = gather(
                         q, opened, keys, table, scores + row_head * SCORES, retained, first, end, block_stride,
                         scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, True, POLICY,
                     )  # fmt: skip
-                    tl.store(to, acc)
-                    tl.store(sums_at, top)
-                    tl.store(sums_at + 1, total)
+                    put(found, to, sums_at)
             else:
                 if CONSUMES:
-                    acc, top, total = gather(
+                    found = gather(
                         q + row_head * HEAD_DIM, opened, keys, table, scores, retained, first, end, block_stride,
                         scale, KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, False, POLICY,
                     )  # fmt: skip
-                    tl.store(to, acc)
-                    tl.store(sums_at, top)
-                    tl.store(sums_at + 1, total)
+                    put(found, to, sums_at)
         else:
             tl.store(sums_at, float("-inf"))
             tl.store(sums_at + 1, 0.0)
