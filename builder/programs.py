@@ -140,6 +140,7 @@ class Programs:
         rows = self._resolve(recorder, bucket, b.batch, m.loops)
         cache_place = self._locate(recorder, rows)
         attend = attention(recorder, rows)
+        prepared = recorder.last
         # The residual stream lives in rows here, so that no layer has to find a row's slot before it can read.
         residual, x = workspace("residual", m.hidden_size), workspace("x", m.hidden_size)
         q = workspace("q", m.heads, m.head_dim)
@@ -155,12 +156,14 @@ class Programs:
                               weight=norm, out=x, eps=eps)
             )  # fmt: skip
 
-        # What was found out about the rows has been written when a layer starts, and may be read before it waits.
-        recorder.add_settled(
+        recorder.add(
             rms_norm(part, rows=rows, hidden=b.hidden, weight=b.weight("input_norm", 0), residual=residual, out=x, eps=eps)
         )
         for layer in range(m.layers):
             self._project(recorder, rows, cache_place, x, q, layer)
+            if layer == 0:
+                # From here on, kernels read before they wait what was found out about the rows.
+                recorder.join(prepared)
             dense("o", layer, attend(q, layer), update)
             add_and_norm(b.weight("input_norm_2", layer), b.weight("post_norm", layer))
             self._gated(recorder, rows, x, gated, layer)

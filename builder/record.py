@@ -19,7 +19,8 @@ class Recorder:
         self._key = key
         self._launches: list[Launch] = []
         self._names: set[str] = set()
-        self._last = -1  # of the chain
+        self._end = -1  # of the chain
+        self._joins: list[int] = []  # of its next
 
     def workspace(self, name: str, dtype: str, *shape: Dim) -> Buffer:
         """A buffer that lives from its first to its last use in this program."""
@@ -31,27 +32,48 @@ class Recorder:
 
     def add(self, launch: Launch, *, joins: Sequence[int] = ()) -> int:
         """Note `launch` as the next of the chain; returns its place in the program."""
-        self._last = self.beside(launch, after=self._last, joins=joins)
-        return self._last
+        self._end = self.beside(launch, after=self._end, joins=[*joins, *self._joins])
+        self._joins = []
+        return self._end
 
-    def add_settled(self, launch: Launch) -> int:
-        """As `add`, but it starts when all of the chain so far has ended: later launches may read early what that wrote."""
-        self._last = self.beside(launch, joins=[self._last])
-        return self._last
+    def join(self, launch: int) -> None:
+        """Let the next of the chain start when `launch` has ended: what it wrote may be read early from there on."""
+        self._joins.append(launch)
 
     def beside(self, launch: Launch, *, after: int = -1, joins: Sequence[int] = ()) -> int:
         """Note `launch` as one beside the chain, after launch `after` or only its joins; returns its place in the program."""
         edge = Edge.PROGRAMMATIC if launch.specialization.options.programmatic else Edge.FULL
-        first = ((after, edge),) if after >= 0 else ()
+        first = ((after, edge),) if after >= 0 and after not in joins else ()
         others = tuple((other, Edge.FULL) for other in joins)
         self._launches.append(msgspec.structs.replace(launch, after=first + others))
         return len(self._launches) - 1
 
+    @property
+    def last(self) -> int:
+        """The place of the launch that was noted last, of the chain or beside it."""
+        return len(self._launches) - 1
+
+    @property
+    def end(self) -> int:
+        """The place of the chain's last launch."""
+        return self._end
+
     def open_ends(self) -> tuple[int, ...]:
         """The launches beside the chain that nothing follows yet."""
         followed = {at for launch in self._launches for at, _ in launch.after}
-        return tuple(at for at in range(len(self._launches)) if at not in followed and at != self._last)
+        return tuple(at for at in range(len(self._launches)) if at not in followed and at != self._end)
 
     def plan(self) -> Plan:
-        """What was recorded."""
-        return Plan(self._key, tuple(self._launches))
+        """What was recorded. Where the launches that ask for a carve-out ask for one, the others have it too: a multiprocessor
+        divides its memory anew only when it has drained."""
+        asked = {launch.specialization.options.carveout for launch in self._launches} - {-1}
+        if len(asked) != 1:
+            return Plan(self._key, tuple(self._launches))
+        (carveout,) = asked
+        return Plan(self._key, tuple(_with_carveout(launch, carveout) for launch in self._launches))
+
+
+def _with_carveout(launch: Launch, carveout: int) -> Launch:
+    specialization = launch.specialization
+    options = msgspec.structs.replace(specialization.options, carveout=carveout)
+    return msgspec.structs.replace(launch, specialization=msgspec.structs.replace(specialization, options=options))

@@ -137,7 +137,8 @@ class SparseAttention:
             for launch in (scored.launch, self._merge(contexts, scored, out), selection):
                 recorder.add(launch)
             # It reads before it waits what was selected.
-            recorder.add_settled(retained)
+            recorder.join(recorder.end)
+            recorder.add(retained)
             recorder.add(merge)
             return out
 
@@ -170,9 +171,10 @@ class SparseAttention:
         most = rule.most(self._geometry.max_context)
         splits = recorder.workspace("splits", "int32", bucket * most, SPLIT_RECORD + rule.tile)
         counts = recorder.workspace("counts", "int32", bucket)
-        recorder.add(
+        recorder.beside(
             split_contexts(self._part, rows=rows, batch=batch, block_tables=self._buffers.block_tables, splits=splits,
-                           counts=counts, rule=rule, block_size=self._geometry.block_size)
+                           counts=counts, rule=rule, block_size=self._geometry.block_size),
+            after=recorder.end,
         )  # fmt: skip
         return _Contexts(splits, counts, rule, most)
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import cache
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -155,9 +156,22 @@ def test_what_a_capture_remembers_is_made_beside_the_layers_that_follow() -> Non
 
 
 @pytest.mark.parametrize(("mode", "variant"), [("dense", ""), ("consume", ""), ("mixed", ""), ("mixed", "no_capture")])
-def test_other_modes_are_chains(mode: str, variant: str) -> None:
-    launches = plan(planned(), mode, variant).launches
-    assert [[at for at, _ in launch.after] for launch in launches] == [[], *([at] for at in range(len(launches) - 1))]
+def test_other_modes_are_chains_but_for_the_cutting_of_contexts(mode: str, variant: str) -> None:
+    """It runs beside what the first layer's attention follows, and has ended when that starts."""
+    found = plan(planned(), mode, variant)
+    names = [launch.specialization.kernel for launch in found.launches]
+    cut = places(found, "split_contexts")
+    assert len(cut) == (mode != "consume")
+    chain = [at for at in range(len(names)) if at not in cut]
+    expected = {at: [before] for before, at in pairwise(chain)} | {0: []} | {at: [at - 1] for at in cut}
+    (prepared,) = cut or places(found, "locate")
+    first = next(at for at, name in enumerate(names) if name.startswith("attention_"))
+    expected[first].append(prepared)
+    assert [[at for at, _ in launch.after] for launch in found.launches] == [expected[at] for at in range(len(names))]
+    # What is read early was selected, or found out about the rows, by launches that have ended.
+    full = {(first, prepared)} | {(at + 1, at) for at in places(found, "attention_select")}
+    edges = [(at, before, edge) for at, launch in enumerate(found.launches) for before, edge in launch.after]
+    assert {(at, before) for at, before, edge in edges if edge is Edge.FULL} == full
 
 
 def test_nothing_waits_inside_for_a_selection() -> None:

@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 
-from ouro_build.artifacts.columns import SCRATCH_ARGUMENTS
+from ouro_build.artifacts.columns import SCRATCH_ARGUMENTS, decode
 from ouro_build.artifacts.console import Output, exit_code
 from ouro_build.artifacts.errors import BuildError, CompileError, OutputError, UsageError
-from ouro_build.artifacts.plan import Specialization
+from ouro_build.artifacts.plan import ProgramKey, Specialization
 from ouro_build.artifacts.reader import Artifact, open_artifact
 from ouro_build.artifacts.tuning import FORMS, decode_table
 from ouro_build.builder import build as build_module
@@ -245,10 +245,13 @@ def test_a_carveout_of_the_whole_step_is_found_and_built(
     built = build_module.build(prepare(spec), tmp_path / "b.ouro", cache=ImageCache(tmp_path / "images"), workers=1)
     made = open_artifact(built.path)
     (target,) = made.manifest.targets
-    index, _ = made.plans(target)
+    index, columns = made.plans(target)
     of_two = [s for s in index.specializations if s.kernel in FORMS and dict(s.constants).get("ROWS") == 2]
     assert {s.options.carveout for s in of_two} == {50}
-    assert {s.options.carveout for s in index.specializations if s.kernel not in FORMS} == {-1}
+    plans = decode(index, columns)
+    carved = {p.key for p in plans if {x.specialization.options.carveout for x in p.launches} == {50}}
+    assert carved == {ProgramKey("recurrent", 2), ProgramKey("coda", 2)}
+    assert {x.specialization.options.carveout for p in plans if p.key not in carved for x in p.launches} == {-1}
 
 
 def test_a_step_that_does_not_spill_says_nothing_of_it(artifact: Artifact, tmp_path: Path, api: FakeDriver) -> None:

@@ -53,12 +53,13 @@ def test_the_stored_plans_stay_and_images_are_shared() -> None:
         assert (len(kernels) - 1 - len(once)) % worker().steps.model.layers == 0
         if plan.key.mode != "capture":
             # The first layer may read before its wait what was made for all, a retained contribution what was selected.
-            full = [at == len(once) or (kernels[at], kernels[at + 1]) == ("attention_select", "attention_retained")
-                    for at in range(len(kernels) - 1)]  # fmt: skip
-            assert [launch.after for launch in plan.launches[1:]] == [
-                ((at, Edge.FULL if full[at] or not launch.specialization.options.programmatic else Edge.PROGRAMMATIC),)
-                for at, launch in enumerate(plan.launches[1:])
+            own, full, first = Edge.PROGRAMMATIC, Edge.FULL, len(once) + 1
+            after: list[tuple[tuple[int, Edge], ...]] = [
+                ((at, full if kernels[at] == "attention_select" else own),) for at in range(len(kernels) - 1)
             ]
+            # Contexts are cut beside the chain that ends in the first layer.
+            after[first - 1] = ((first - 2, own), (first - 1, full)) if "split_contexts" in once else ((0, full),)
+            assert [launch.after for launch in plan.launches] == [(), *after]
 
 
 def test_what_is_read_before_a_wait_was_written_by_then() -> None:
@@ -106,8 +107,9 @@ def test_what_lies_beside_the_chain_stays_beside_it() -> None:
     layer = ["attention_capture", "attention_merge", "attention_select", "attention_retained", "retained_merge"]
     assert names[2:] == layer * worker().steps.model.layers
     first, second = after[2:7], after[7:12]
+    assert after[1] == {"resolve": own}
     assert first == [
-        {"split_contexts": full},
+        {"resolve": own, "split_contexts": full},
         {"attention_capture": own},
         {"attention_capture": own},
         {"attention_select": full},
