@@ -1,7 +1,8 @@
 """Proves from an image's PTX that it may start beside its predecessors.
 
-The rule: before its wait a kernel reads only weights and, past the L1 cache, what it declares as `early`, and writes nothing;
-and every program of its grid waits before it exits.
+The rule: before its wait a kernel reads only weights and what it declares as `early`, and writes nothing; and every program of
+its grid waits before it exits. The L1 cache may hold what was there before launches that have ended wrote `early`: it is read
+past that cache, or after a load that acquires, which leaves nothing older there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _Pointers(NamedTuple):
 
 def violations(ptx: str, weights: Collection[int], early: Collection[int], late: Collection[int]) -> list[str]:
     """What is wrong with a kernel that is declared programmatic: of its parameters that are pointers it may read `weights`
-    before it waits, and past the L1 cache `early`, but not `late`."""
+    before it waits, and past the L1 cache or after an acquiring load `early`, but not `late`."""
     before, found = [], False
     for line in _instructions(ptx):
         if line.startswith(_WAIT):
@@ -72,18 +73,22 @@ def _instructions(ptx: str) -> Iterator[str]:
 def _early(lines: list[str], pointers: _Pointers) -> Iterator[str]:
     """Violations among the instructions before the wait."""
     origins: _Origins = {}
+    fresh = False  # the L1 cache holds nothing older than what launches wrote that have ended
     for line in lines:
         unguarded = _GUARD.sub("", line, count=1) if line.startswith("@") else line
         opcode, _, operands = unguarded.partition(" ")
         name = opcode.split(".")[0]
-        yield from (f"{what} before the wait: {line}" for what in _breaches(origins, name, opcode, operands, pointers))
+        breaches = _breaches(origins, name, opcode, operands, pointers, fresh)
+        yield from (f"{what} before the wait: {line}" for what in breaches)
+        # A guarded one may acquire nothing.
+        fresh = fresh or (unguarded == line and _acquires(opcode) and bool(_read_from(origins, operands) & pointers.early))
         results, found = _data_flow(origins, name, opcode, operands)
         for register in results:
             # Where the guard is false, the register keeps what it held.
             origins[register] = found | origins.get(register, frozenset()) if unguarded != line else found
 
 
-def _breaches(origins: _Origins, name: str, opcode: str, operands: str, pointers: _Pointers) -> Iterator[str]:
+def _breaches(origins: _Origins, name: str, opcode: str, operands: str, pointers: _Pointers, fresh: bool) -> Iterator[str]:
     """What an instruction does that may not be done."""
     own = _own(name, opcode)
     if name in _LEAVES:
@@ -91,13 +96,12 @@ def _breaches(origins: _Origins, name: str, opcode: str, operands: str, pointers
     if (name in _WRITES and not own) or ".global.shared" in opcode:
         yield "it writes"
     elif "[" in operands and not own:
-        # A copy's source is its last address; one without addresses only orders others.
-        sources = _sources(origins, _REGISTER.findall(operands[operands.rfind("[") :]))
+        sources = _read_from(origins, operands)
         if name not in _READS:
             yield "it uses memory in a way that is not known"
         elif not sources & (pointers.weights | pointers.early) or sources & pointers.late:
             yield "it reads what is not early"
-        elif sources & pointers.early and "cg" not in opcode.split("."):
+        elif sources & pointers.early and not _past_l1(opcode) and not (fresh and _coherent(opcode)):
             yield "it reads through the L1 cache what launches wrote"
 
 
@@ -112,6 +116,28 @@ def _data_flow(origins: _Origins, name: str, opcode: str, operands: str) -> tupl
     if operands.startswith("["):
         return [_STORED], _sources(origins, [_STORED, *registers])
     return results, _sources(origins, registers[len(results) :] + [_STORED] * own)
+
+
+def _past_l1(opcode: str) -> bool:
+    """Whether a read does not ask the L1 cache."""
+    return "cg" in opcode.split(".") or _acquires(opcode)
+
+
+def _acquires(opcode: str) -> bool:
+    """Whether an instruction is a load after which the L1 cache holds nothing older than what it found."""
+    name, *parts = opcode.split(".")
+    return name == "ld" and {"acquire", "global"} <= {*parts} and not {"gpu", "sys"}.isdisjoint(parts)
+
+
+def _coherent(opcode: str) -> bool:
+    """Whether a read is one that acquiring orders: textures and what is said not to change are cached apart."""
+    name, *parts = opcode.split(".")
+    return name in ("ld", "cp") and "nc" not in parts
+
+
+def _read_from(origins: _Origins, operands: str) -> frozenset[int]:
+    """The parameters that an address comes from: a copy's source is its last; one without addresses only orders others."""
+    return _sources(origins, _REGISTER.findall(operands[operands.rfind("[") :]))
 
 
 def _own(name: str, opcode: str) -> bool:

@@ -35,7 +35,8 @@ class Kernel:
     """A kernel's name, the version of its meaning, the arguments it writes, its tolerance. The other arguments it only reads.
 
     What it may read before it waits for its predecessors: `weights`, which nothing writes, and `early`, which was written by
-    launches that have ended when this one starts, past the L1 cache, for which only the wait is known to bring such writes.
+    launches that have ended when this one starts: past the L1 cache, which may hold what was there before, or after a load
+    that acquires.
     `settled` are those of `early` that launches may be writing then, of which it reads before its wait only what they leave
     alone. `updates` are those of `writes` that it also reads: what they held before decides what it writes, be it there or
     elsewhere.

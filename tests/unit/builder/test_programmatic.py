@@ -41,6 +41,28 @@ def test_what_launches_wrote_is_read_before_the_wait_past_the_l1_cache() -> None
         assert found.startswith("it reads through the L1 cache what launches wrote before the wait")
 
 
+ACQUIRED = "	// begin inline asm\n	ld.acquire.gpu.global.b32 %r9, [%rd2];\n	// end inline asm\n"
+THROUGH = "	@%p1 ld.global.L1::evict_first.v4.b32 { %r2, %r3, %r4, %r5 }, [ %rd4 + 0 ];\n"
+
+
+def test_after_an_acquiring_load_what_launches_wrote_is_read_through_the_l1_cache() -> None:
+    def found(*lines: str) -> list[str]:
+        return violations(HEAD + "".join(lines) + WAIT + TAIL, {0}, {1}, set())
+
+    assert found(ACQUIRED, THROUGH) == []
+    assert found(ACQUIRED.replace("gpu", "sys"), WEIGHT, THROUGH) == []
+    assert len(found(THROUGH, ACQUIRED)) == 1
+    # perhaps not at all, of what says nothing of the writes, of a program's own memory
+    for other in (ACQUIRED.replace("ld.", "@%p1 ld."), ACQUIRED.replace("%rd2", "%rd1"), ACQUIRED.replace("global", "shared")):
+        assert len(found(other, THROUGH)) == 1
+    # within a block of threads: it may be older itself
+    assert len(found(ACQUIRED.replace("gpu", "cta"), THROUGH)) == 2
+    # cached apart
+    for apart in (THROUGH.replace("global", "global.nc"), "	ldu.global.b32 	%r2, [%rd4];\n"):
+        assert len(found(ACQUIRED, apart)) == 1
+    assert len(violations(HEAD + ACQUIRED + THROUGH + WAIT + TAIL, {0}, set(), {1})) == 2
+
+
 NUMBER = "	ld.param.b32 	%r7, [k_param_2];\n	cvt.u64.u32 	%rd6, %r7;\n"
 FOUND = "	ld.global.b64 	%rd6, [%rd3];\n"
 READ = "	ld.global.b32 	%r2, [%rd5];\n"
