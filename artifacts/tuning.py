@@ -69,8 +69,8 @@ class Tile(_Record, frozen=True, kw_only=True, tag_field="form", tag="tile"):
 
 class Splits(_Record, frozen=True, kw_only=True, tag_field="form", tag="splits", omit_defaults=True):
     """How contexts are cut, and how programs take the pieces: `tile_bytes` of keys at once, warps, `programs` a
-    multiprocessor, the tiles of the `longest` and the `shortest` split, stages, `maxnreg` registers a thread (0: the
-    compiler's), `carveout` as of `Fragments`."""
+    multiprocessor, the tiles of the `longest` split and those for each of which there may be one (`shortest`), stages,
+    `maxnreg` registers a thread (0: the compiler's), `carveout` as of `Fragments`."""
 
     tile_bytes: Annotated[int, msgspec.Meta(ge=1024, le=65536)]
     warps: _Warps

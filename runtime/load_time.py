@@ -13,14 +13,20 @@ Values = Mapping[LoadTimeValue, int]
 
 
 def load_time_values(kv: KvLayout, kv_blocks: int, sm_count: int) -> Values:
-    """Every load-time value of a worker with `kv_blocks` blocks laid out as `kv` on a device of `sm_count` multiprocessors."""
+    """Every load-time value of a worker with `kv_blocks` blocks laid out as `kv` on a device of `sm_count` multiprocessors.
+
+    Raises FitError for blocks so far from each other that kernels, which take that distance for 32 bits, would not find them.
+    """
     block, planes = kv.block_elements, sum(map(len, kv.planes))
     planes_outer = kv.axes[0] == "plane"
+    stride = block if planes_outer else planes * block
+    if stride >= 2**32:
+        raise FitError(f"KV blocks lie {stride} elements apart, kernels find them up to {2**32 - 1}", where="kv")
     return {
         LoadTimeValue.KV_BLOCKS: kv_blocks,
         LoadTimeValue.KV_PLANE_STRIDE: kv_blocks * block if planes_outer else block,
         LoadTimeValue.SM_COUNT: sm_count,
-        LoadTimeValue.KV_BLOCK_STRIDE: block if planes_outer else planes * block,
+        LoadTimeValue.KV_BLOCK_STRIDE: stride,
     }
 
 

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from ouro_build.artifacts.dtypes import DTYPES
+from ouro_build.artifacts.errors import BuildError
 from ouro_build.artifacts.parts import KIB, Part
 from ouro_build.artifacts.plan import Buffer, Launch, LoadTimeValue, Options
 from ouro_build.artifacts.tuning import Splits
 from ouro_build.kernels.paged_kv import page_shape
 from ouro_build.kernels.sites import Site, attention_site
 from ouro_build.kernels.spec import Kernel, Tolerance, next_power_of_2
-from ouro_build.kernels.split_contexts import SplitRule
+from ouro_build.kernels.split_contexts import EIGHT, SplitRule
 from ouro_build.kernels.tensor_cores import leaves_registers
-from ouro_build.kernels.tuning import tuning_of
+from ouro_build.kernels.tuning import Tuning, tuning_of
 
 KERNEL = Kernel(
     name="attention_decode",
-    contract=4,
+    contract=5,
     writes=("partial", "sums"),
     tolerance=Tolerance(
         absolute={"float32": 1e-4},
         relative={"float32": 1e-4},
         reason="float32 scores, exponentials and sums in another order, the running maximum's corrections among them; the "
+        "tensor cores' products and sums where keys are of half width; the "
         "probabilities of grouped heads keep 16 bits in the tensor cores (two terms of the value type)",
     ),
     early=("splits", "block_tables", "kv"),
@@ -28,27 +30,31 @@ KERNEL = Kernel(
     layered=("kv",),
 )
 
-_MAX_TILE = 64
+_MAX_TILE = 128
 _MAX_LEAST = 128
 
 
 def split_shape(part: Part, site: Site) -> Splits:
-    """How programs of `part` work at `site`, by its tables."""
-    found = tuning_of(part).parameters(site, Splits)
+    """How programs of `part` work at `site`, by tables for its architecture: what fills one's registers spills on another."""
+    own = Tuning(tuple(table for table in tuning_of(part).tables if table.arch == part.arch))
+    found = own.parameters(site, Splits)
     return reasoned_splits(part, site) if found is None else found
 
 
 def reasoned_splits(part: Part, site: Site) -> Splits:
     """Where no table has an entry.
 
-    A single head orders its own loads: two programs a multiprocessor, each with a tile in use and one on its way, hide the
-    latency of memory. Grouped heads take tiles through shared memory, and smaller ones leave room for more programs.
+    A single head orders its own loads: two programs a multiprocessor, each with a tile of keys and values in registers or on
+    its way there, hide the latency of memory; where the compiler needs more registers for the same, there is room for one.
+    Grouped heads take tiles through shared memory, and smaller ones leave room for more programs.
     """
-    grouped = site.kind == "grouped"
-    # Where the compiler needs more registers for the same, half the keys.
-    single = 16 * KIB if leaves_registers(part) else 8 * KIB
-    size, warps, programs = (8 * KIB, 4, 4) if grouped else (single, 8, 2)
-    return Splits(tile_bytes=size, warps=warps, programs=programs, longest=64, shortest=1, stages=3, maxnreg=128)
+    if site.kind == "grouped":
+        size, warps, programs, maxnreg = 8 * KIB, 4, 4, 128
+    elif leaves_registers(part):
+        size, warps, programs, maxnreg = 32 * KIB, 8, 2, 128
+    else:
+        size, warps, programs, maxnreg = 32 * KIB, 8, 1, 168
+    return Splits(tile_bytes=size, warps=warps, programs=programs, longest=64, shortest=1, stages=3, maxnreg=maxnreg)
 
 
 def split_rule(part: Part, bucket: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> SplitRule:
@@ -103,9 +109,12 @@ def launch_over_splits(
     """`kernel` as `attention_decode` is launched, with `scores` where it keeps them."""
     bucket, heads, most, head_dim = partial.sizes
     kv_heads, block_size, _ = page_shape(kv)
+    if block_size % EIGHT:
+        raise BuildError(f"KV blocks of {block_size} tokens are not whole eights", where=kernel.name)
     group = heads // kv_heads
     shape = split_shape(part, attention_site(KERNEL.name, bucket, heads, kv_heads, head_dim, kv.dtype))
     limit = splits.sizes[0] * kv_heads
+    key_bytes = head_dim * DTYPES[kv.dtype].bytes
     return kernel.launch(
         part,
         grid=(min(limit, shape.programs * part.sm_count), 1, 1),
@@ -133,8 +142,16 @@ def launch_over_splits(
             "BLOCK_SIZE": block_size,
             "MOST": most,
             "TILE": rule.tile,
+            # the warps that share a tile: two eights each at least, as tensor cores take keys
+            "WARPS": min(shape.warps, rule.tile // (2 * EIGHT)),
+            # keys that a warp loads at once, 16 bytes a thread
+            "LANES": max(1, min(EIGHT, 32 * 16 // key_bytes)),
+            "FRAGMENTS": DTYPES[kv.dtype].bytes == 2 and head_dim % 32 == 0,
             **({} if scores is None else {"SCORES": scores.sizes[2]}),
         },
         # grouped heads: block ids, then keys and values a tile ahead of their use
-        options=Options(num_warps=shape.warps, num_stages=shape.stages, maxnreg=shape.maxnreg, carveout=shape.carveout),
+        # Captures leave the bits of dense attention: that must not hang on which product a compiler fuses with a sum.
+        options=Options(
+            num_warps=shape.warps, num_stages=shape.stages, maxnreg=shape.maxnreg, fusion=group > 1, carveout=shape.carveout
+        ),
     )

@@ -22,6 +22,7 @@ KERNEL = Kernel(
 _HELD_A_THREAD = 32
 # Scores a thread takes at once when what was chosen is written down.
 _WRITTEN_A_THREAD = 4
+_SPLIT_TILE = 8  # at least: with fewer the compiler orders the rest so that 1,024 threads spill
 # Threads of a program: two programs a multiprocessor hide each other's waits; where there is but one, it has all of it.
 _LEAST_THREADS, _THREADS, _THREADS_ALONE = 128, 512, 1024
 # Registers of a thread of which there are `_THREADS`: two programs have room, without spills. ptxas for 10.x spills with 64.
@@ -78,7 +79,7 @@ def attention_select(
             "CAPACITY": capacity,
             "SCORES": width,
             "MOST": most,
-            "SPLIT_TILE": next_power_of_2(most),
+            "SPLIT_TILE": max(_SPLIT_TILE, next_power_of_2(most)),
             "TILE": threads * _WRITTEN_A_THREAD,
             "HELD": threads * _HELD_A_THREAD,
         },

@@ -15,4 +15,5 @@ def head_offset(
 @triton.jit
 def key_offsets(block, position, block_stride, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
     """Where the keys of `position`s begin, relative to `head_offset`, given their KV blocks."""
-    return block.to(tl.int64) * block_stride + position % BLOCK_SIZE * HEAD_DIM
+    # Without a sign, a remainder is a mask, and the product of two words one instruction.
+    return block.to(tl.uint32).to(tl.uint64) * block_stride.to(tl.uint32) + position.to(tl.uint32) % BLOCK_SIZE * HEAD_DIM

@@ -11,13 +11,17 @@ from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div, next_power_of_2
 
 KERNEL = Kernel(
     name="split_contexts",
-    contract=2,
+    contract=3,
     writes=("splits", "counts"),
     tolerance=Tolerance(absolute={}, relative={}, reason="integers: equal"),
 )
 
 SPLIT_RECORD = 8
 """int32 values of a split's record, before the KV blocks of its first tile's keys."""
+
+
+EIGHT = 8
+"""Keys that are never in different splits: those of an eight of positions lie one after another in a KV block."""
 
 
 class Split(IntEnum):
@@ -36,8 +40,9 @@ class Split(IntEnum):
 class SplitRule(NamedTuple):
     """How rows of a bucket are cut, each by its own length alone: what else is in the batch does not change a row's sums.
 
-    Splits are whole tiles of `tile` keys. A row has `least` of them, more if they would be longer than `longest` tiles, fewer
-    if they would be shorter than `shortest`.
+    A row is cut in `least`, in more if pieces would be longer than `longest` tiles of `tile` keys, but not in more than one for
+    each `shortest` tiles that it has begun. All splits but the last are of the same length, a multiple of `EIGHT` keys, so
+    there may be fewer.
     """
 
     tile: int
@@ -49,10 +54,13 @@ class SplitRule(NamedTuple):
         """No row of up to `max_context` keys has more splits."""
         return self._wanted(ceil_div(max_context, self.tile))
 
+    def span(self, keys: int) -> int:
+        """Keys of each split but the last of a context of `keys` keys."""
+        return ceil_div(keys, self._wanted(ceil_div(keys, self.tile)) * EIGHT) * EIGHT
+
     def count(self, keys: int) -> int:
         """Splits of a context of `keys` keys."""
-        tiles = ceil_div(keys, self.tile)
-        return ceil_div(tiles, ceil_div(tiles, self._wanted(tiles)))
+        return ceil_div(keys, self.span(keys))
 
     def _wanted(self, tiles: int) -> int:
         return min(max(self.least, ceil_div(tiles, self.longest)), ceil_div(tiles, self.shortest))

@@ -31,7 +31,7 @@ def split_contexts(
         same = (written[:, Row.LOOP] == loop) & (written[:, Row.REQUEST] == request)
         settled = min([position, *written[same, Row.POSITION].tolist()])
         count = counts[row] = rule.count(position + 1)
-        span = -(-(position // TILE + 1) // count) * TILE
+        span = rule.span(position + 1)
         for index in range(count):
             first, end = index * span, min((index + 1) * span, position + 1)
             record = torch.tensor([row, index, count, first, end, request, loop, settled], dtype=torch.int32)

@@ -10,11 +10,11 @@ from ouro_build.kernels.dependencies.source import release, wait
 def count_splits(
     position, live, TILE: tl.constexpr, LEAST: tl.constexpr, LONGEST: tl.constexpr, SHORTEST: tl.constexpr
 ):  # fmt: skip
-    """Splits of rows at `position`, 0 where not `live`, and the tiles of each."""
+    """Splits of rows at `position`, 0 where not `live`, and the keys of each but the last."""
     tiles = position // TILE + 1
     wanted = tl.minimum(tl.maximum(tl.cdiv(tiles, LONGEST), LEAST), tl.cdiv(tiles, SHORTEST))
-    each = tl.cdiv(tiles, wanted)
-    return tl.where(live, tl.cdiv(tiles, each), 0), each
+    span = tl.cdiv(position + 1, wanted * 8) * 8
+    return tl.where(live, tl.cdiv(position + 1, span), 0), span
 
 
 @triton.jit
@@ -46,13 +46,13 @@ def split_contexts(
         written &= tl.load(batch + row * 8 + 2, mask=row < ROWS, other=-1) == loop
         written &= tl.load(batch + row * 8 + 3, mask=row < ROWS, other=-1) == request
         settled = tl.min(tl.where(written, tl.load(batch + row * 8 + 1, mask=row < ROWS, other=0), last), 0)
-        count, each = count_splits(last, slot >= 0, TILE, LEAST, LONGEST, SHORTEST)
+        count, span = count_splits(last, slot >= 0, TILE, LEAST, LONGEST, SHORTEST)
         table = block_tables + request.to(tl.int64) * TABLE_WIDTH
         lane = tl.arange(0, TILE)
         for index in range(count):
             record = splits + (start + index) * WIDTH
-            first = index * each * TILE
-            end = tl.minimum(first + each * TILE, last + 1)
+            first = index * span
+            end = tl.minimum(first + span, last + 1)
             tl.store(record, mine)
             tl.store(record + 1, index)
             tl.store(record + 2, count)

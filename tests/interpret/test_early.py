@@ -72,10 +72,12 @@ def everything(kv: Tensor) -> None:
 
 
 @pytest.mark.parametrize("multiprocessors", [1, PART.sm_count])
-@pytest.mark.parametrize("shape", [(4, 4, 16), (6, 2, 32)])
-def test_decode_attention_reads_what_its_batch_writes_after_the_wait(shape: tuple[int, int, int], multiprocessors: int) -> None:
+@pytest.mark.parametrize(("shape", "dtype"), [((4, 4, 16), "float32"), ((4, 4, 32), "float16"), ((6, 2, 32), "float32")])
+def test_decode_attention_reads_what_its_batch_writes_after_the_wait(
+    shape: tuple[int, int, int], dtype: str, multiprocessors: int
+) -> None:
     part = msgspec.structs.replace(PART, sm_count=multiprocessors)
-    case = decode_case("float32", shape=shape, part=part, ctx=context("float32", "cpu", shape[1], shape[2], BLOCK_SIZE))
+    case = decode_case(dtype, shape=shape, part=part, ctx=context(dtype, "cpu", shape[1], shape[2], BLOCK_SIZE))
     got, want = ({name: t.clone() for name, t in case.tensors.items()} for _ in range(2))
     run_source(case.launch, want, case.values)
     run_late(case.launch, got, case.values, of_rows(case))

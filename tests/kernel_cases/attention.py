@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial as given
 
 import msgspec
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Buffer
+from ouro_build.kernels.attention_capture import attention_capture
 from ouro_build.kernels.attention_decode import attention_decode, split_rule
 from ouro_build.kernels.attention_merge import attention_merge
 from ouro_build.kernels.attention_prefill import attention_prefill
@@ -106,7 +108,7 @@ def split_records(rows: Rows, rule: SplitRule, limit: int, tables: Tensor, block
         request, position, loop = known
         tiles = position // rule.tile + 1
         wanted = min(max(rule.least, -(-tiles // rule.longest)), -(-tiles // rule.shortest))
-        span = -(-tiles // wanted) * rule.tile
+        span = -(-(position + 1) // wanted // 8) * 8
         firsts = list(range(0, position + 1, span))
         for index, first in enumerate(firsts):
             record = [
@@ -138,8 +140,10 @@ def decode_case(
     rule: SplitRule | None = None,
     part: Part = PART,
     rest: int = WORST,
+    capture: bool = False,
 ) -> Case:
-    """One step of rows of several requests and loops, each cut into `least` splits or, with few keys, fewer."""
+    """One step of rows of several requests and loops, each cut into `least` splits or, with few keys, fewer; with `capture`
+    their scores are kept."""
     heads, kv_heads, head_dim = shape
     ctx = ctx or context(dtype, device, kv_heads, head_dim, block_size)
     tile = split_rule(part, len(rows), heads, kv_heads, head_dim, dtype).tile
@@ -148,7 +152,9 @@ def decode_case(
     splits = buffer("splits", "int32", len(rows) * most, SPLIT_RECORD + tile)
     partial = buffer("partial", "float32", len(rows), heads, most, head_dim)
     sums = buffer("sums", "float32", len(rows), heads, most, 2)
-    launch = attention_decode(
+    scores = buffer("scores", "float32", len(rows), heads, ctx.tables.shape[1] * page_shape(ctx.kv_buffer)[1])
+    attend = given(attention_capture, scores=scores) if capture else attention_decode
+    launch = attend(
         part,
         splits=splits,
         q=buffer("q", dtype, len(rows), heads, head_dim),
@@ -167,6 +173,7 @@ def decode_case(
         "kv": ctx.kv,
         "partial": poisoned(partial, device=device),
         "sums": poisoned(sums, device=device),
+        **({"scores": poisoned(scores, device=device)} if capture else {}),
     }
     return Case(launch, tensors, dict(ctx.values))
 

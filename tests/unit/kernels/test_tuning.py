@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ouro_build.artifacts.parts import find_part
 from ouro_build.artifacts.plan import Launch, LoadTimeValue
 from ouro_build.artifacts.tuning import FORMS, KINDS, Entry, Fragments, Queries, Splits, Tile, TuningTable, decode_table
-from ouro_build.kernels.attention_decode import split_rule, split_shape
+from ouro_build.kernels.attention_decode import reasoned_splits, split_rule, split_shape
 from ouro_build.kernels.attention_prefill import attention_prefill
 from ouro_build.kernels.linear import linear
 from ouro_build.kernels.linear_few import fragment_shape, reasoned_fragments
@@ -105,8 +105,18 @@ def test_no_table_and_the_rule_reasons() -> None:
     bare = tuned(H200, ())
     none = msgspec.structs.replace(bare, tuning=Tuning(()))
     assert fragment_shape(none, SITE) == reasoned_fragments(4)
-    many = DECODE._replace(rows=32)
-    assert split_shape(none, many) == split_shape(H200, many)
+    many = DECODE._replace(rows=64)
+    assert tuning_of(H200).find(many) is None
+    assert split_shape(none, many) == split_shape(H200, many) == reasoned_splits(H200, many)
+    few = DECODE._replace(rows=32)
+    assert split_shape(none, few) == reasoned_splits(H200, few) != split_shape(H200, few)
+
+
+def test_decode_attention_takes_entries_of_its_own_architecture_alone() -> None:
+    near = find_part("sm_89")
+    assert tuning_of(near).find(DECODE) == tuning_of(H200).find(DECODE) is not None
+    assert split_shape(near, DECODE) == reasoned_splits(near, DECODE) != split_shape(H200, DECODE)
+    assert fragment_shape(near, SITE) == fragment_shape(H200, SITE) != reasoned_fragments(4)
 
 
 def test_a_carveout_reaches_every_kernel_for_few_rows() -> None:
