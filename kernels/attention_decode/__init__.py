@@ -152,6 +152,6 @@ def launch_over_splits(
         # grouped heads: block ids, then keys and values a tile ahead of their use
         # Captures leave the bits of dense attention: that must not hang on which product a compiler fuses with a sum.
         options=Options(
-            num_warps=shape.warps, num_stages=shape.stages, maxnreg=shape.maxnreg, fusion=group > 1, carveout=shape.carveout
+            num_warps=shape.warps, num_stages=shape.stages, maxnreg=shape.maxnreg, fusion=False, carveout=shape.carveout
         ),
     )
