@@ -22,7 +22,8 @@ KERNEL = Kernel(
 _HELD_A_THREAD = 32
 # Scores a thread takes at once when what was chosen is written down.
 _WRITTEN_A_THREAD = 4
-_SPLIT_TILE = 8  # at least: with fewer the compiler orders the rest so that 1,024 threads spill
+# Splits that are joined, at least: with fewer some compilers order the rest so that 1,024 threads spill.
+_SPLIT_TILE = 32
 # Threads of a program: two programs a multiprocessor hide each other's waits; where there is but one, it has all of it.
 _LEAST_THREADS, _THREADS, _THREADS_ALONE = 128, 512, 1024
 # Registers of a thread of which there are `_THREADS`: two programs have room, without spills. ptxas for 10.x spills with 64.
