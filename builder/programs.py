@@ -140,7 +140,7 @@ class Programs:
         rows = self._resolve(recorder, bucket, b.batch, m.loops)
         cache_place = self._locate(recorder, rows)
         attend = attention(recorder, rows)
-        prepared = recorder.last
+        prepared = recorder.open_ends() or (recorder.end,)
         # The residual stream lives in rows here, so that no layer has to find a row's slot before it can read.
         residual, x = workspace("residual", m.hidden_size), workspace("x", m.hidden_size)
         q = workspace("q", m.heads, m.head_dim)

@@ -36,9 +36,9 @@ class Recorder:
         self._joins = []
         return self._end
 
-    def join(self, launch: int) -> None:
-        """Let the next of the chain start when `launch` has ended: what it wrote may be read early from there on."""
-        self._joins.append(launch)
+    def join(self, launches: Sequence[int]) -> None:
+        """Let the next of the chain start when `launches` have ended: what they wrote may be read early from there on."""
+        self._joins.extend(launches)
 
     def beside(self, launch: Launch, *, after: int = -1, joins: Sequence[int] = ()) -> int:
         """Note `launch` as one beside the chain, after launch `after` or only its joins; returns its place in the program."""
@@ -46,11 +46,6 @@ class Recorder:
         first = ((after, edge),) if after >= 0 and after not in joins else ()
         others = tuple((other, Edge.FULL) for other in joins)
         self._launches.append(msgspec.structs.replace(launch, after=first + others))
-        return len(self._launches) - 1
-
-    @property
-    def last(self) -> int:
-        """The place of the launch that was noted last, of the chain or beside it."""
         return len(self._launches) - 1
 
     @property

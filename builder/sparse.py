@@ -137,8 +137,7 @@ class SparseAttention:
             for launch in (scored.launch, self._merge(contexts, scored, out), selection):
                 recorder.add(launch)
             # It reads before it waits what was selected.
-            recorder.join(recorder.end)
-            recorder.add(retained)
+            recorder.add(retained, joins=[recorder.end])
             recorder.add(merge)
             return out
 

@@ -38,7 +38,7 @@ def test_the_next_of_the_chain_starts_when_a_joined_launch_has_ended() -> None:
     first = recorder.add(launch())
     beside = recorder.beside(launch(), after=first)
     recorder.add(launch())
-    recorder.join(beside)
+    recorder.join(recorder.open_ends())
     recorder.add(launch())
     recorder.add(launch())
     after = [dict(made.after) for made in recorder.plan().launches]
@@ -54,6 +54,5 @@ def test_the_next_of_the_chain_starts_when_a_joined_launch_has_ended() -> None:
 def test_a_launch_that_is_joined_and_comes_before_in_the_chain_is_followed_once() -> None:
     recorder = Recorder(KEY)
     recorder.add(launch())
-    recorder.join(recorder.end)
-    recorder.add(launch())
+    recorder.add(launch(), joins=[recorder.end])
     assert [made.after for made in recorder.plan().launches] == [(), ((0, Edge.FULL),)]

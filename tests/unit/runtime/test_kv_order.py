@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from ouro_build.artifacts.manifest import KV_AXES, KV_ORDERS
+from ouro_build.artifacts.errors import FitError
+from ouro_build.artifacts.manifest import KV_AXES, KV_ORDERS, KvLayout
 from ouro_build.artifacts.plan import LoadTimeValue, Pool
 from ouro_build.builder.buffers import kv_layout
 from ouro_build.runtime.engine import Request
@@ -26,6 +27,17 @@ def test_strides_follow_the_order(axes: tuple[str, ...], strides: tuple[int, int
     found = values[LoadTimeValue.KV_PLANE_STRIDE], values[LoadTimeValue.KV_BLOCK_STRIDE]
     assert found == tuple(stride * kv.block_elements for stride in strides)
     assert kv.block_elements * np.dtype(np.float32).itemsize * model.planes == preparation.geometry.block_bytes(model)
+
+
+def test_blocks_too_far_apart_for_kernels_are_refused() -> None:
+    """2,048 planes of 64 heads, blocks of 128 tokens: beyond 32 bits only where planes lie inside of blocks."""
+    planes = tuple(tuple(range(512 * loop, 512 * loop + 512)) for loop in range(4))
+    outer, inner = (
+        KvLayout(axes=axes, planes=planes, block_size=128, kv_heads=64, head_dim=128, dtype="bfloat16") for axes in KV_ORDERS
+    )
+    assert load_time_values(outer, 5, 132)[LoadTimeValue.KV_BLOCK_STRIDE] == outer.block_elements < 2**32
+    with pytest.raises(FitError, match=f"{2**32} elements apart"):
+        load_time_values(inner, 5, 132)
 
 
 def test_the_engine_continues_prompts_the_same_in_both_orders() -> None:
