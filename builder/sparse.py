@@ -20,7 +20,7 @@ from ouro_build.kernels.attention_retained import attention_retained, retained_s
 from ouro_build.kernels.attention_select import attention_select
 from ouro_build.kernels.retained_merge import retained_merge
 from ouro_build.kernels.route_rows import route_rows
-from ouro_build.kernels.split_contexts import SPLIT_RECORD, SplitRule, split_contexts
+from ouro_build.kernels.split_contexts import SplitRule, split_contexts
 
 Attention = Callable[[Buffer, int], Buffer]
 """Records a layer's attention: queries, layer; where its output is."""
@@ -168,7 +168,7 @@ class SparseAttention:
         m, bucket = self._model, rows.sizes[0]
         rule = split_rule(self._part, bucket, m.heads, m.kv_heads, m.head_dim, m.dtype)
         most = rule.most(self._geometry.max_context)
-        splits = recorder.workspace("splits", "int32", bucket * most, SPLIT_RECORD + rule.tile)
+        splits = recorder.workspace("splits", "int32", bucket * most, rule.record)
         counts = recorder.workspace("counts", "int32", bucket)
         recorder.beside(
             split_contexts(self._part, rows=rows, batch=batch, block_tables=self._buffers.block_tables, splits=splits,

@@ -11,7 +11,7 @@ from ouro_build.kernels.split_contexts import SplitRule
 
 KERNEL = Kernel(
     name="attention_capture",
-    contract=3,
+    contract=4,
     writes=(*DECODE.writes, "scores"),
     tolerance=DECODE.tolerance,
     early=("splits", "block_tables"),

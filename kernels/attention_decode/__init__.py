@@ -16,7 +16,7 @@ from ouro_build.kernels.tuning import Tuning, tuning_of
 
 KERNEL = Kernel(
     name="attention_decode",
-    contract=5,
+    contract=6,
     writes=("partial", "sums"),
     tolerance=Tolerance(
         absolute={"float32": 1e-4},

@@ -151,7 +151,7 @@ def opening(
     ACQUIRES, nothing has waited yet: keys and values are asked for after a load that acquires, through the L1 cache. (Past it
     they took a tenth of a millisecond more for a lone row's step.) That load comes last, as those after it wait for it.
     """
-    record = splits + at // KV_HEADS * (8 + TILE)
+    record = splits + at // KV_HEADS * (8 + TILE // 8)
     index = tl.load(record + 1, cache_modifier=".cg")
     first = tl.load(record + 3, cache_modifier=".cg")
     end = tl.load(record + 4, cache_modifier=".cg")
@@ -160,7 +160,7 @@ def opening(
     keys = kv + head_offset(plane_stride, loop, layer, at % KV_HEADS, LAYERS, BLOCK_SIZE, HEAD_DIM)
     settled = tl.load(record + 7, cache_modifier=".cg")
     if GROUP == 1:
-        block = tl.load(record + 8 + eights_of(0, TILE, WARPS), cache_modifier=".cg")
+        block = tl.load(record + 8 + eights_of(0, TILE, WARPS) // 8, cache_modifier=".cg")
     row = acquire(record, ACQUIRES)
     first = tl.where(row >= 0, first, 0)
     end = tl.where(row >= 0, end, 0)
@@ -339,7 +339,7 @@ def attend_all(
         share = at >= 0
         while share:
             after = at + tl.num_programs(0)
-            share = tl.load(splits + after // KV_HEADS * (8 + TILE), mask=after < LIMIT, other=-1) >= 0
+            share = tl.load(splits + after // KV_HEADS * (8 + TILE // 8), mask=after < LIMIT, other=-1) >= 0
             attend(
                 opened, at % KV_HEADS, q, partial, sums, scores, block_stride, scale, KV_HEADS, GROUP, GROUP_TILE, HEAD_DIM,
                 BLOCK_SIZE, MOST, TILE, WARPS, LANES, FRAGMENTS, SCORES, ASKED,

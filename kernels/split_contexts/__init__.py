@@ -11,13 +11,13 @@ from ouro_build.kernels.spec import Kernel, Tolerance, ceil_div, next_power_of_2
 
 KERNEL = Kernel(
     name="split_contexts",
-    contract=3,
+    contract=4,
     writes=("splits", "counts"),
     tolerance=Tolerance(absolute={}, relative={}, reason="integers: equal"),
 )
 
 SPLIT_RECORD = 8
-"""int32 values of a split's record, before the KV blocks of its first tile's keys."""
+"""int32 values of a split's record, before the KV blocks of its first tile's eights."""
 
 
 EIGHT = 8
@@ -54,6 +54,11 @@ class SplitRule(NamedTuple):
         """No row of up to `max_context` keys has more splits."""
         return self._wanted(ceil_div(max_context, self.tile))
 
+    @property
+    def record(self) -> int:
+        """int32 values of a split's record."""
+        return SPLIT_RECORD + self.tile // EIGHT
+
     def span(self, keys: int) -> int:
         """Keys of each split but the last of a context of `keys` keys."""
         return ceil_div(keys, self._wanted(ceil_div(keys, self.tile)) * EIGHT) * EIGHT
@@ -80,8 +85,8 @@ def split_contexts(
     """The records of all splits of active rows, in the order of rows, and each row's number of splits.
 
     rows int32 [bucket, RECORD]; batch the same, of all rows whose keys the program writes; block_tables int32 [requests,
-    blocks]; splits int32 [bucket * most, SPLIT_RECORD + tile]: the `Split` columns, then the KV block of each key of the first
-    tile, 0 past the end; counts int32 [bucket], 0 for an inactive row. Of a record after the last split only `ROW` is written.
+    blocks]; splits int32 [bucket * most, rule.record]: the `Split` columns, then the KV block of each eight of the first tile,
+    0 past the end; counts int32 [bucket], 0 for an inactive row. Of a record after the last split only `ROW` is written.
     """
     bucket, limit = rows.sizes[0], splits.sizes[0]
     return KERNEL.launch(

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ouro_build.artifacts.rows import Row
 from ouro_build.kernels.rows import active
-from ouro_build.kernels.split_contexts import SPLIT_RECORD, Split, SplitRule
+from ouro_build.kernels.split_contexts import EIGHT, SPLIT_RECORD, Split, SplitRule
 
 
 def split_contexts(
@@ -36,7 +36,7 @@ def split_contexts(
             first, end = index * span, min((index + 1) * span, position + 1)
             record = torch.tensor([row, index, count, first, end, request, loop, settled], dtype=torch.int32)
             splits[at, : len(record)] = record
-            lanes = torch.arange(first, min(first + TILE, end), device=rows.device)
+            eights = torch.arange(first, min(first + TILE, end), EIGHT, device=rows.device)
             splits[at, SPLIT_RECORD:] = 0
-            splits[at, SPLIT_RECORD : SPLIT_RECORD + len(lanes)] = block_tables[request, lanes // BLOCK_SIZE]
+            splits[at, SPLIT_RECORD : SPLIT_RECORD + len(eights)] = block_tables[request, eights // BLOCK_SIZE]
             at += 1

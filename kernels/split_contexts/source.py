@@ -25,7 +25,7 @@ def split_contexts(
 ):  # fmt: skip
     release(PROGRAMMATIC)
     wait(PROGRAMMATIC)
-    WIDTH: tl.constexpr = 8 + TILE
+    WIDTH: tl.constexpr = 8 + TILE // 8
     mine = tl.program_id(0)
     row = tl.arange(0, ROW_TILE)
     live = tl.load(rows + row * 8, mask=row < ROWS, other=-1) >= 0
@@ -48,7 +48,7 @@ def split_contexts(
         settled = tl.min(tl.where(written, tl.load(batch + row * 8 + 1, mask=row < ROWS, other=0), last), 0)
         count, span = count_splits(last, slot >= 0, TILE, LEAST, LONGEST, SHORTEST)
         table = block_tables + request.to(tl.int64) * TABLE_WIDTH
-        lane = tl.arange(0, TILE)
+        eight = tl.arange(0, TILE // 8)
         for index in range(count):
             record = splits + (start + index) * WIDTH
             first = index * span
@@ -61,5 +61,5 @@ def split_contexts(
             tl.store(record + 5, request)
             tl.store(record + 6, loop)
             tl.store(record + 7, settled)
-            inside = first + lane < end
-            tl.store(record + 8 + lane, tl.load(table + (first + lane) // BLOCK_SIZE, mask=inside, other=0))
+            key = first + eight * 8
+            tl.store(record + 8 + eight, tl.load(table + key // BLOCK_SIZE, mask=key < end, other=0))

@@ -28,7 +28,7 @@ from ouro_build.kernels.linear import fused, linear
 from ouro_build.kernels.linear_rope import linear_rope
 from ouro_build.kernels.linear_silu import linear_silu
 from ouro_build.kernels.rope_kv_write import rope_kv_write
-from ouro_build.kernels.split_contexts import SPLIT_RECORD, split_contexts
+from ouro_build.kernels.split_contexts import split_contexts
 from tests.kernel_cases import STACK
 from tests.kernel_harness import buffer, matrix_buffer
 
@@ -93,7 +93,7 @@ def attentions(part: Part, dtype: str, bucket: int, heads: int, kv_heads: int) -
     out = buffer("out", dtype, bucket, heads * HEAD_DIM)
     rule = split_rule(part, bucket, heads, kv_heads, HEAD_DIM, dtype)
     most = rule.most(CONTEXT)
-    splits = buffer("splits", "int32", bucket * most, SPLIT_RECORD + rule.tile)
+    splits = buffer("splits", "int32", bucket * most, rule.record)
     counts = buffer("counts", "int32", bucket)
     partial = buffer("partial", "float32", bucket, heads, most, HEAD_DIM)
     sums = buffer("sums", "float32", bucket, heads, most, 2)

@@ -99,7 +99,7 @@ def queries(rows: Rows, dtype: str, device: str, heads: int, head_dim: int) -> T
 
 def split_records(rows: Rows, rule: SplitRule, limit: int, tables: Tensor, block_size: int, rest: int) -> Tensor:
     """What `split_contexts` makes of `rows`, told another way; what it does not write is `rest`."""
-    table = torch.full((limit, SPLIT_RECORD + rule.tile), rest, dtype=torch.int32)
+    table = torch.full((limit, SPLIT_RECORD + rule.tile // 8), rest, dtype=torch.int32)
     table[:, Split.ROW] = -1
     at = 0
     for row, known in enumerate(rows):
@@ -123,8 +123,8 @@ def split_records(rows: Rows, rule: SplitRule, limit: int, tables: Tensor, block
             ]
             table[at, : len(record)] = torch.tensor(record, dtype=torch.int32)
             table[at, SPLIT_RECORD:] = 0
-            for lane, key in enumerate(range(first, min(first + rule.tile, record[4]))):
-                table[at, SPLIT_RECORD + lane] = tables[request, key // block_size]
+            for eight, key in enumerate(range(first, min(first + rule.tile, record[4]), 8)):
+                table[at, SPLIT_RECORD + eight] = tables[request, key // block_size]
             at += 1
     return table
 
@@ -149,7 +149,7 @@ def decode_case(
     tile = split_rule(part, len(rows), heads, kv_heads, head_dim, dtype).tile
     rule = rule or SplitRule(tile, least, 1 << 20, 1)
     most = rule.most(max(row[1] + 1 for row in rows if row))
-    splits = buffer("splits", "int32", len(rows) * most, SPLIT_RECORD + tile)
+    splits = buffer("splits", "int32", len(rows) * most, rule.record)
     partial = buffer("partial", "float32", len(rows), heads, most, head_dim)
     sums = buffer("sums", "float32", len(rows), heads, most, 2)
     scores = buffer("scores", "float32", len(rows), heads, ctx.tables.shape[1] * page_shape(ctx.kv_buffer)[1])

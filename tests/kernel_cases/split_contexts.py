@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ouro_build.kernels.split_contexts import SPLIT_RECORD, SplitRule, split_contexts
+from ouro_build.kernels.split_contexts import SplitRule, split_contexts
 from tests.kernel_cases import PART, Case
 from tests.kernel_cases.attention import DECODE_ROWS, Rows, records
 from tests.kernel_harness import buffer, poisoned
 
-BLOCK_SIZE = 12
+BLOCK_SIZE = 24
 RULE = SplitRule(tile=16, least=3, longest=4, shortest=2)
 
 
@@ -22,7 +22,7 @@ def case(
     others: Rows | None = None,
 ) -> Case:
     """The splits of `rows`, in a batch where `others` are as well; records and counts start as poison."""
-    splits = buffer("splits", dtype, len(rows) * rule.most(max_context), SPLIT_RECORD + rule.tile)
+    splits = buffer("splits", dtype, len(rows) * rule.most(max_context), rule.record)
     counts = buffer("counts", "int32", len(rows))
     tables = buffer("block_tables", "int32", 6, -(-max_context // BLOCK_SIZE))
     rows_buffer, batch = (buffer(name, "int32", len(rows), 8) for name in ("rows", "batch"))

@@ -11,7 +11,6 @@ from ouro_build.kernels.attention_decode import attention_decode, split_rule
 from ouro_build.kernels.linear_few import linear_few
 from ouro_build.kernels.linear_rope import linear_rope
 from ouro_build.kernels.linear_silu import linear_silu
-from ouro_build.kernels.split_contexts import SPLIT_RECORD
 from tests.kernel_harness import buffer, matrix_buffer
 
 HEAD_DIM, PLANES, LAYERS, CONTEXT, BLOCK_SIZE = 128, 96, 24, 4096, 16
@@ -73,7 +72,7 @@ def _attention(part: Part, dtype: str, bucket: int, kind: str) -> Launch:
     most = rule.most(CONTEXT)
     return attention_decode(
         part,
-        splits=buffer("splits", "int32", bucket * most, SPLIT_RECORD + rule.tile),
+        splits=buffer("splits", "int32", bucket * most, rule.record),
         q=buffer("q", dtype, bucket, heads, HEAD_DIM),
         block_tables=buffer("block_tables", "int32", 8, CONTEXT // BLOCK_SIZE),
         kv=buffer("kv", dtype, PLANES, LoadTimeValue.KV_BLOCKS, 2, kv_heads, BLOCK_SIZE, HEAD_DIM),
