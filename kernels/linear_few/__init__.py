@@ -73,7 +73,7 @@ def fragment_shape(part: Part, site: Site) -> Fragments:
 def reasoned_fragments(bucket: int) -> Fragments:
     """Where no table has an entry: 8 warps of one fragment a step, as many steps ahead as leave the registers of half a
     multiprocessor, of which sums of all rows and the activations on their way take a share."""
-    tile = _row_tile(bucket)
+    tile = max(8, _row_tile(bucket))
     return Fragments(block_n=16, warps=8, step=32, ahead=max(1, 64 // tile), x_ahead=max(1, 32 // tile), maxnreg=128)
 
 
@@ -92,4 +92,5 @@ def fragment_options(shape: Fragments, bucket: int, width: int) -> tuple[dict[st
 
 
 def _row_tile(bucket: int) -> int:
-    return max(8, next_power_of_2(bucket))
+    """Rows of a tile: four, of which the tensor core takes each twice, or a multiple of its eight columns."""
+    return 4 if bucket <= 4 else max(8, next_power_of_2(bucket))

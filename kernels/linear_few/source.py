@@ -9,6 +9,7 @@ import triton.language as tl
 
 from ouro_build.kernels.dependencies.source import release, wait
 from ouro_build.kernels.packed.source import column_offset, row_offset
+from ouro_build.kernels.sums.source import sum_first
 
 
 @triton.jit
@@ -78,8 +79,10 @@ def products(
 
 @triton.jit
 def fragment_rows(ROW_TILE: tl.constexpr):
-    """Indices of a tile of rows in the order in which fragments hold them, [eight rows, row of the eight]."""
-    return (tl.arange(0, ROW_TILE // 8) * 8)[:, None] + tl.arange(0, 8)[None, :]
+    """Which row of a tile each column of the product is for, [eight columns, column of the eight]; see `multiply`."""
+    MT: tl.constexpr = ROW_TILE // 8 if ROW_TILE > 8 else 1
+    column = (tl.arange(0, MT) * 8)[:, None] + tl.arange(0, 8)[None, :]
+    return column % ROW_TILE  # of four rows each has two
 
 
 @triton.jit
@@ -109,48 +112,105 @@ def early(weight, n, K: tl.constexpr, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr
 
 
 @triton.jit
+def places_in_group(FEW: tl.constexpr):
+    """Where in a group of 32 columns of x loads begin, [load, 1, 1, 1, 1], and what each takes from there, [1, 1, 1, column of
+    the eight, k]: if FEW, the pairs of the column's rh, one load for either kh (see `multiply`), else all in one."""
+    if FEW:
+        load = (tl.arange(0, 2) * 4)[:, None, None, None, None]  # kh
+        rh = (tl.arange(0, 8) // 4 * 2)[None, None, None, :, None]
+        j = tl.arange(0, 8)
+        taken = rh + (j // 2 * 8 + j % 2)[None, None, None, None, :]
+    else:
+        load = tl.zeros((1, 1, 1, 1, 1), tl.int32)
+        taken = tl.arange(0, 32)[None, None, None, None, :]
+    return load, taken
+
+
+@triton.jit
+def operands(
+    w, x, FEW: tl.constexpr, EIGHTS: tl.constexpr, GROUPS: tl.constexpr, MT: tl.constexpr, K_WARPS: tl.constexpr,
+):  # fmt: skip
+    """Loaded weights and activations as a dot of each warp takes them."""
+    if FEW:
+        a = w.reshape(EIGHTS, GROUPS, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 6, 3, 1, 5, 4, 7)
+        a = a.reshape(K_WARPS, EIGHTS * 16, GROUPS * 16)
+        b = x.reshape(GROUPS, 2, K_WARPS, 8, 4, 2).permute(2, 0, 1, 4, 5, 3).reshape(K_WARPS, GROUPS * 16, 8)
+    else:
+        a = w.reshape(EIGHTS, GROUPS, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 3, 1, 5, 6, 4, 7)
+        a = a.reshape(K_WARPS, EIGHTS * 8, GROUPS * 32)
+        b = x.reshape(GROUPS, MT, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 5, 6, 4, 7, 1, 3)
+        b = b.reshape(K_WARPS, GROUPS * 32, MT * 8)
+    return a, b
+
+
+@triton.jit
+def belonging(product, K_WARPS: tl.constexpr, EIGHTS: tl.constexpr):
+    """Of the products of weights with activations those of one rh, [rh and warp, weight row, row]; see `multiply`."""
+    product = product.reshape(K_WARPS, EIGHTS, 2, 8, 2, 4)
+    rh = tl.arange(0, 2)
+    same = rh[None, None, :, None, None, None] == rh[None, None, None, None, :, None]
+    kept = tl.sum(tl.where(same, product, 0.0), 2)
+    return kept.permute(0, 3, 1, 2, 4).reshape(2 * K_WARPS, EIGHTS * 8, 4)
+
+
+@triton.jit
 def multiply(
     ahead, x, row, present, weight, n, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ROW_TILE: tl.constexpr,
     AHEAD: tl.constexpr, X_AHEAD: tl.constexpr, K_WARPS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Each warp's share of `weight[n] @ x[row]`, float32 [K_WARPS, BLOCK_N, ROW_TILE], on tensor cores with no shared memory
-    before them.
+    """`weight[n] @ x[row]`, float32 [BLOCK_N, ROW_TILE], on tensor cores with no shared memory before them.
 
     `n` [BLOCK_N / 8, 8] are the weight rows of which `early` has loaded the first steps, `row` the rows of x, as
     `fragment_rows`; if MASKED, 0 stands for those that are not `present`. Otherwise an inactive row's x is read too, whatever
     it holds, so that no load waits for row records.
 
-    In a group of 32 along K, a thread's 16 bytes hold k = 8c .. 8c+7 of one weight row. Read as (t, kh, e), k = 8c + 4t + 2kh +
-    e, they are the elements that mma.m16n8k16 wants of this thread if its k index is (kh, c, e) in step t: the order along K
-    is free, as long as activations are permuted alike, and then a load is a fragment. Each warp takes a part of K (the batch
-    of the dot); the caller sums them. What it loads before that arrives while warps exchange their parts.
+    In a group of 32 along K, a thread's 16 bytes hold k = 8c .. 8c+7 of one weight row: four pairs p of k = 8c + 2p + e. As an
+    operand of mma.m16n8k16 it gives four pairs: of the tile's rows g and g + 8, those that stand for k = 2c + e and for 8 more.
+    The order along K is free, as long as activations are permuted alike.
+
+    For a tile of 4 rows (FEW), both of these rows are one weight row: with p = 2 kh + rh, row g has the pairs of rh = 0, row
+    g + 8 those of rh = 1. So a load is an operand as it is. Activations have a column for either rh, and of the products those
+    are kept whose rh is the same. From 5 rows on that would take a second tile of columns (8 rows 5.34 ms a step instead of
+    4.77 on an H200, 2026-11-30). There they are two weight rows, p = 2 t + kh in step t, and the registers of two loads are
+    moved together for two operands.
+
+    Each warp takes a part of K (the batch of the dot).
     """
     GROUPS: tl.constexpr = BLOCK_K // 32
     STEPS: tl.constexpr = (K + K_WARPS * BLOCK_K - 1) // (K_WARPS * BLOCK_K)
     EVEN: tl.constexpr = K % (K_WARPS * BLOCK_K) == 0
     EIGHTS: tl.constexpr = BLOCK_N // 8
-    MT: tl.constexpr = ROW_TILE // 8
+    FEW: tl.constexpr = ROW_TILE == 4
+    MT: tl.constexpr = ROW_TILE // 8 if ROW_TILE > 8 else 1
     w_at, w_k = fragment_places(weight, n, K, BLOCK_K, K_WARPS)
-    # [group, eight rows, warp, row of the eight, k]
-    present = present[None, :, None, :, None]
-    warp = tl.arange(0, K_WARPS) * (STEPS * BLOCK_K)
-    group = tl.arange(0, GROUPS) * 32
-    j = tl.arange(0, 32)
-    x_k = warp[None, None, :, None, None] + group[:, None, None, None, None] + j[None, None, None, None, :]
-    x_at = x + row.to(tl.int64)[None, :, None, :, None] * K + x_k
+    # [group, load, eight columns, warp, column of the eight, k]
+    present = present[None, None, :, None, :, None]
+    warp = (tl.arange(0, K_WARPS) * (STEPS * BLOCK_K))[None, None, None, :, None, None]
+    load, taken = places_in_group(FEW)
+    taken = warp + taken[None, :, :, :, :, :]
+    load = (tl.arange(0, GROUPS) * 32)[:, None, None, None, None, None] + load[None, :, :, :, :, :]
+    x_k = taken + load
+    # What is a constant in the addresses of a thread's loads is added last, as in `fragment_places`.
+    x_at = x + row.to(tl.int64)[None, None, :, None, :, None] * K + taken + load
     xs = ()
     for step in tl.static_range(X_AHEAD):
         xs = xs + (load_rows(x_at, present, x_k, step, BLOCK_K, EVEN, MASKED, K),)
-    acc = tl.zeros((K_WARPS, BLOCK_N, ROW_TILE), tl.float32)
+    acc = tl.zeros((K_WARPS, 2 * BLOCK_N if FEW else BLOCK_N, 8 * MT), tl.float32)
     for step in tl.static_range(STEPS):
         if step + AHEAD < STEPS:
             ahead = ahead + (load_ahead(w_at, w_k, step + AHEAD, BLOCK_K, K_WARPS, K),)
         if step + X_AHEAD < STEPS:
             xs = xs + (load_rows(x_at, present, x_k, step + X_AHEAD, BLOCK_K, EVEN, MASKED, K),)
-        a = ahead[step].reshape(EIGHTS, GROUPS, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 3, 1, 5, 6, 4, 7)
-        b = xs[step].reshape(GROUPS, MT, K_WARPS, 8, 4, 2, 2, 2).permute(2, 0, 5, 6, 4, 7, 1, 3)
-        acc = tl.dot(a.reshape(K_WARPS, BLOCK_N, BLOCK_K), b.reshape(K_WARPS, BLOCK_K, ROW_TILE), acc)
-    return acc
+        a, b = operands(ahead[step], xs[step], FEW, EIGHTS, GROUPS, MT, K_WARPS)
+        acc = tl.dot(a, b, acc)
+    if FEW:
+        acc = belonging(acc, K_WARPS, EIGHTS)
+        # `sum_first` would take fewer instructions. But with it, and with the like in attention, a lone row's step took 3.24 to
+        # 3.41 ms instead of 3.06 (H200, 2026-11-30).
+        total = tl.sum(acc, 0)
+    else:
+        total = sum_first(acc, K_WARPS)
+    return total
 
 
 @triton.jit
@@ -173,10 +233,9 @@ def fragments(
     if GATHER:  # A slot may be read, and a row of the output written, only if a row is in it.
         written = tl.load(rows + row * 8, mask=written, other=-1) >= 0
         each = tl.load(rows + each * 8)
-    parts = multiply(
+    total = multiply(
         ahead, x, each, each >= 0, weight, n, K, BLOCK_N, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS, GATHER
     )  # fmt: skip
-    total = tl.sum(parts, 0)
     n = first + tl.arange(0, BLOCK_N)
     to = out + row.to(tl.int64)[None, :] * N + n[:, None]
     tl.store(to, total.to(out.dtype.element_ty), mask=written[None, :] & (n < N)[:, None])

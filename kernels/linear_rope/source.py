@@ -37,10 +37,9 @@ def linear_rope(
     cos = tl.load(turn, mask=(row < ROWS)[None, :], other=0.0)
     sin = tl.load(turn + HALF, mask=(row < ROWS)[None, :], other=0.0)
     each = tl.minimum(fragment_rows(ROW_TILE), ROWS - 1)  # rows past the last repeat it
-    parts = multiply(
+    both = multiply(
         ahead, x, each, each >= 0, weight, n, K, 2 * PAIRS, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS, False
     )  # fmt: skip
-    both = tl.sum(parts, 0)
     first, second = tl.split(both.to(TYPE).to(tl.float32).reshape(2, PAIRS, ROW_TILE).permute(1, 2, 0))
     if head < HEADS + KV_HEADS:  # values are not rotated
         rotated = first * cos - second * sin

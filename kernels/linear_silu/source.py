@@ -26,11 +26,11 @@ def linear_silu(
     ahead = early(weight, n, K, BLOCK_K, AHEAD, K_WARPS)
     wait(PROGRAMMATIC)
     each = tl.minimum(fragment_rows(ROW_TILE), ROWS - 1)  # rows past the last repeat it
-    parts = multiply(
+    both = multiply(
         ahead, x, each, each >= 0, weight, n, K, 2 * BLOCK, BLOCK_K, ROW_TILE, AHEAD, X_AHEAD, K_WARPS, False
     )  # fmt: skip
     row = tl.arange(0, ROW_TILE)
-    gate, up = tl.split(tl.sum(parts, 0).reshape(2, BLOCK, ROW_TILE).permute(1, 2, 0))
+    gate, up = tl.split(both.reshape(2, BLOCK, ROW_TILE).permute(1, 2, 0))
     gate = gate.to(TYPE).to(tl.float32)
     activated = (gate / (1.0 + tl.exp(-gate))).to(TYPE).to(tl.float32)
     y = activated * up.to(TYPE).to(tl.float32)

@@ -13,7 +13,9 @@ DTYPES = ["float32", "float16"]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("name", "bucket"), [("linear_few", 1), ("linear_few", 3), ("linear_few", 12), ("linear_many", 40)])
+@pytest.mark.parametrize(
+    ("name", "bucket"), [("linear_few", 1), ("linear_few", 3), ("linear_few", 7), ("linear_few", 12), ("linear_many", 40)]
+)
 def test_matches_the_reference(name: str, bucket: int, shape: tuple[int, int], dtype: str) -> None:
     case(name, dtype, bucket=bucket, shape=shape).check()
 

@@ -31,14 +31,14 @@ def case(dtype: str, device: str = "cpu", shape: tuple[int, int, int, int] = (4,
         layer=cache.layers - 1,
         layers=cache.layers,
     )
-    rest = [-1] * (bucket - 4)
+
+    def column(*values: int) -> list[int]:
+        return [*values, *[-1] * bucket][:bucket]
+
+    slots = column(6, -1, 0, 2)
     tensors = {
         "rows": row_records(
-            [6, -1, 0, 2, *rest],
-            device,
-            position=[0, -1, 11, 5, *rest],
-            loop=[0, -1, 1, 2, *rest],
-            request=[0, -1, 0, 2, *rest],
+            slots, device, position=column(0, -1, 11, 5), loop=column(0, -1, 1, 2), request=column(0, -1, 0, 2)
         ),
         "x": poisoned(x, device=device),
         "weight": in_blocks(normal("cpu", "float32", size, width) * width**-0.5).to(poisoned(weight).dtype).to(device),
@@ -46,6 +46,6 @@ def case(dtype: str, device: str = "cpu", shape: tuple[int, int, int, int] = (4,
         "q": poisoned(q, device=device),
     }
     tensors |= places(tensors["rows"], cache.tables("cpu"), head_dim // 2, cache.block_size)
-    used = torch.tensor([0, 2, 3], device=device)
-    tensors["x"][used] = normal(device, dtype, 3, width, seed=1)
+    used = [row for row, slot in enumerate(slots) if slot >= 0]
+    tensors["x"][torch.tensor(used, device=device)] = normal(device, dtype, len(used), width, seed=1)
     return Case(launch, tensors, cache.values)
