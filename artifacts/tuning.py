@@ -138,9 +138,9 @@ class Entry(_Record, frozen=True, kw_only=True):
     """A configuration and where it holds.
 
     An entry is for one exact shape `sizes`, or for every shape of a `kind` (then `sizes` is empty), and for buckets of `rows`:
-    a bucket without an entry of its own takes one whose rows fill the same tile. With a kind, 0 rows are any number. `bits` are
-    those of an element. Sizes are [N, K] of a weight matrix (gate and up rows together, or query, key and value rows), or
-    [heads, kv_heads, head_dim]. `measured` is None where it was not measured on its own.
+    a bucket without an entry of its own takes one for about as many (up to 8, or up to the same power of two). With a kind, 0
+    rows are any number. `bits` are those of an element. Sizes are [N, K] of a weight matrix (gate and up rows together, or
+    query, key and value rows), or [heads, kv_heads, head_dim]. `measured` is None where it was not measured on its own.
     """
 
     kernel: str

@@ -13,7 +13,7 @@ from ouro_build.kernels.sites import Site
 from ouro_build.kernels.spec import next_power_of_2
 
 SHIPPED = Path(__file__).parent / "tables"
-_LEAST_TILE = 8
+_LEAST_CLASS = 8  # as many rows and fewer cost much the same
 
 AnyParameters = TypeVar("AnyParameters", Fragments, Tile, Splits, Queries)
 
@@ -27,7 +27,8 @@ class Tuning(NamedTuple):
         """The entry for `site` of the first table that has one; one for other rows yields to a later table's for the very rows.
 
         Of a table's entries those for the very sizes come before those for the kind; of each, one for the very rows first, then
-        one whose rows fill the same tile (the fewest that are enough, else the most), then one for any rows.
+        one for about as many (up to 8, or up to the same power of two; the fewest that are enough, else the most), then one for
+        any rows.
         """
         found = [entry for entry in (_best(table, site) for table in self.tables) if entry is not None]
         if not found or found[0].rows in (site.rows, 0):
@@ -97,4 +98,4 @@ def _rank(entry: Entry, site: Site) -> tuple[int, int, int] | None:
 
 
 def _row_class(rows: int) -> int:
-    return max(_LEAST_TILE, next_power_of_2(rows))
+    return max(_LEAST_CLASS, next_power_of_2(rows))

@@ -22,9 +22,9 @@ USED = (("linear_few", "narrow"), ("linear_few", "deep"), ("linear_few", "tall")
 """Kernels and kinds of the presets of full size."""
 
 
-def launch_of(part: Part, entry: Entry) -> Launch:
-    """Of the entry's kernel, for a bucket of the entry's rows (1 where it is for any number)."""
-    return RULES[entry.kernel](part, "bfloat16" if entry.bits == 16 else "float32", entry.rows or 1, entry.kind)
+def launch_of(part: Part, entry: Entry, rows: int | None = None) -> Launch:
+    """Of the entry's kernel, for a bucket of `rows` or the entry's own (1 where it is for any number)."""
+    return RULES[entry.kernel](part, "bfloat16" if entry.bits == 16 else "float32", rows or entry.rows or 1, entry.kind)
 
 
 def _linear(part: Part, dtype: str, bucket: int, kind: str) -> Launch:
