@@ -128,11 +128,12 @@ class ServeLine(_Seen, frozen=True, kw_only=True):
 
 
 class ServeBenchRecord(_Seen, frozen=True, kw_only=True):
-    """What `ouro-worker bench serve` saw. `device` is None for the host."""
+    """What `ouro-worker bench serve` saw. `device` is None for the host; `sparse` is whether requests decoded sparsely."""
 
     schema: Literal["ouro-bench-serve/1"] = "ouro-bench-serve/1"
     identity: str
     executor: str
+    sparse: bool
     device: DeviceRecord | None
     seed: int
     lines: tuple[ServeLine, ...]

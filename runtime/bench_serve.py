@@ -44,6 +44,7 @@ def bench_serve(
     return ServeBenchRecord(
         identity=worker.artifact.identity,
         executor=worker.executor,
+        sparse=worker.sparse,
         device=device_record(probe(device)) if worker.path.on_device else None,
         seed=seed,
         lines=tuple(lines),

@@ -17,10 +17,13 @@ from ouro_build.runtime.metrics_option import metrics_port, serving_metrics
 from ouro_build.runtime.numbers import positive_numbers
 from ouro_build.runtime.outputs import check_writable, write_output
 from ouro_build.runtime.paths import Choice
+from ouro_build.runtime.sparse_option import sparse_option
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
+
+    from ouro_build.runtime.worker import SparseChoice
 
 _COLUMNS = (
     "at once", "requests", "s", "out tokens/s", "all tokens/s", "TTFT ms p50/p95/p99", "ITL ms p50/p95/p99", "coverage",
@@ -45,6 +48,7 @@ _FALLBACK_COLUMNS = ("program", "mode", "reason", "by", "rows at once", "times",
     show_default=True,
     help="The path to take.",
 )
+@sparse_option
 @click.option("--weights", help="Where the weights are, if not in the artifact: DIR, FILE or preset:NAME.")
 @click.option("--memory", type=SIZE, help="All that the worker may hold on the device, e.g. 24GiB.")
 @click.option("--verify", type=click.Choice(("full", "fast")), default="full", show_default=True, help="As of `run`.")
@@ -60,6 +64,7 @@ def serve_command(
     requests: int | None,
     seed: int,
     executor: Choice,
+    sparse: SparseChoice,
     weights: str | None,
     memory: int | None,
     verify: Verification,
@@ -76,7 +81,9 @@ def serve_command(
     loads = [Load(c, requests or 2 * c, prompt, output) for c in positive_numbers(concurrency, "--concurrency")]
     out = Output(json=as_json)
     with (
-        load(artifact, executor=executor, weights=weights, memory=memory, device=device, verify=verify) as worker,
+        load(
+            artifact, executor=executor, weights=weights, memory=memory, device=device, verify=verify, sparse=sparse
+        ) as worker,
         serving_metrics(worker, metrics_port, out.say),
     ):
         record = bench_serve(worker, loads, seed, device, out.say)
@@ -129,7 +136,8 @@ def _lines(record: ServeBenchRecord) -> Table:
 
     where = record.device.name if record.device else "the host"
     first = record.lines[0]
-    shown = Table(*_COLUMNS, title=f"{first.input} prompt tokens, {first.output} new ones, by {record.executor} on {where}")
+    how = ", sparse," if record.sparse else ","
+    shown = Table(*_COLUMNS, title=f"{first.input} prompt tokens, {first.output} new ones{how} by {record.executor} on {where}")
     for line in record.lines:
         host = line.host
         shown.add_row(

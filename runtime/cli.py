@@ -20,6 +20,7 @@ from ouro_build.runtime.metrics_option import metrics_port, serving_metrics
 from ouro_build.runtime.outputs import check_writable, write_output
 from ouro_build.runtime.paths import Choice
 from ouro_build.runtime.selftest import SelfTest, self_test
+from ouro_build.runtime.sparse_option import sparse_option
 from ouro_build.runtime.start import Start
 from ouro_build.runtime.startup import StartupClock
 from ouro_build.runtime.worker import Output as Generated
@@ -99,13 +100,7 @@ def _loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--coverage-out", type=click.Path(path_type=Path), help="Write what ran by graphs and what did not here, as JSON."
 )
-@click.option(
-    "--sparse",
-    type=click.Choice(("auto", "off")),
-    default="auto",
-    show_default=True,
-    help="auto: decode sparsely where the artifact has sparse modes; off: dense.",
-)
+@sparse_option
 @click.option(
     "--retained-mass",
     is_flag=True,

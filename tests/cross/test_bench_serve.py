@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ouro_build.artifacts.console import exit_code
+from ouro_build.artifacts.geometry import SPARSE_MODES
 from ouro_build.artifacts.records import CoverageRecord, decode_record
 from ouro_build.artifacts.schema import schema
 from ouro_build.builder.advise import advise
@@ -19,6 +20,7 @@ from ouro_build.builder.build import build
 from ouro_build.builder.cache import ImageCache
 from ouro_build.builder.plan_target import prepare
 from ouro_build.builder.predict import predict, recorded, shapes
+from ouro_build.builder.sparse_spec import SparseSpec
 from ouro_build.builder.spec import BuildSpec, find_parts
 from ouro_build.runtime import bench_serve, first_requests, opening
 from ouro_build.runtime.cli import cli
@@ -71,6 +73,19 @@ def test_every_request_is_served_and_every_row_is_counted(artifact: Path, api: F
     assert predict(shapes(whole.steps), whole.buckets) == recorded(whole), "what the advisor goes by"
     assert advise(whole).after.wasted_rows <= recorded(whole).wasted_rows
     assert api.live() == {}
+
+
+def test_a_sparse_artifact_can_be_served_densely(image_cache: ImageCache, tmp_path: Path) -> None:
+    sparse = SparseSpec(modes=SPARSE_MODES, key_retention=0.25)
+    spec = BuildSpec("preset:tiny", find_parts(["sm_90"]), (1,), (16,), max_context=64, dtype="float32", sparse=sparse)
+    built = build(prepare(spec), tmp_path / "sparse.ouro", cache=image_cache, workers=2).path
+    for choice, modes in (("auto", {"dense", "capture", "consume"}), ("off", {"dense"})):
+        result = run(built, "--concurrency", "1", "--input", "20", "--output", "3", "--sparse", choice, "--json")
+        said = json.loads(result.stdout)
+        jsonschema.Draft202012Validator(schema("bench_serve")).validate(said)
+        assert said["sparse"] == (choice == "auto")
+        (line,) = said["lines"]
+        assert {k["mode"] for k in line["coverage"]["keys"] if k["program"] == "recurrent"} == modes
 
 
 def test_a_table_for_people(artifact: Path) -> None:

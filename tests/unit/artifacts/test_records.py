@@ -138,6 +138,7 @@ BENCH_STARTUP = StartupBenchRecord(
 BENCH_SERVE = ServeBenchRecord(
     identity="0" * 64,
     executor="graph",
+    sparse=True,
     device=OBSERVED.device,
     seed=0,
     lines=(
