@@ -136,8 +136,9 @@ def _lines(record: ServeBenchRecord) -> Table:
 
     where = record.device.name if record.device else "the host"
     first = record.lines[0]
-    how = ", sparse," if record.sparse else ","
-    shown = Table(*_COLUMNS, title=f"{first.input} prompt tokens, {first.output} new ones{how} by {record.executor} on {where}")
+    how = "sparse" if record.sparse else "dense"
+    title = f"{first.input} prompt tokens, {first.output} new ones, {how}, by {record.executor} on {where}"
+    shown = Table(*_COLUMNS, title=title)
     for line in record.lines:
         host = line.host
         shown.add_row(

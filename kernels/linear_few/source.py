@@ -170,9 +170,9 @@ def multiply(
 
     For a tile of 4 rows (FEW), both of these rows are one weight row: with p = 2 kh + rh, row g has the pairs of rh = 0, row
     g + 8 those of rh = 1. So a load is an operand as it is. Activations have a column for either rh, and of the products those
-    are kept whose rh is the same. From 5 rows on that would take a second tile of columns (8 rows 5.34 ms a step instead of
-    4.77 on an H200, 2026-11-30). There they are two weight rows, p = 2 t + kh in step t, and the registers of two loads are
-    moved together for two operands.
+    are kept whose rh is the same. From 5 rows on that would take a second tile of columns (`bench decode`, 8 rows: 5.34 ms a
+    step instead of 4.77 on an H200, 2026-11-30). There they are two weight rows, p = 2 t + kh in step t, and the registers of
+    two loads are moved together for two operands.
 
     Each warp takes a part of K (the batch of the dot).
     """
@@ -181,7 +181,7 @@ def multiply(
     EVEN: tl.constexpr = K % (K_WARPS * BLOCK_K) == 0
     EIGHTS: tl.constexpr = BLOCK_N // 8
     FEW: tl.constexpr = ROW_TILE == 4
-    MT: tl.constexpr = ROW_TILE // 8 if ROW_TILE > 8 else 1
+    MT: tl.constexpr = row.shape[0]
     w_at, w_k = fragment_places(weight, n, K, BLOCK_K, K_WARPS)
     # [group, load, eight columns, warp, column of the eight, k]
     present = present[None, None, :, None, :, None]
@@ -206,7 +206,7 @@ def multiply(
     if FEW:
         acc = belonging(acc, K_WARPS, EIGHTS)
         # `sum_first` would take fewer instructions. But with it, and with the like in attention, a lone row's step took 3.24 to
-        # 3.41 ms instead of 3.06 (H200, 2026-11-30).
+        # 3.41 ms instead of 3.06 (`bench decode`, H200, 2026-11-30).
         total = tl.sum(acc, 0)
     else:
         total = sum_first(acc, K_WARPS)
