@@ -93,7 +93,7 @@ def test_a_table_for_people(artifact: Path) -> None:
     assert result.return_value is None, result.output
     assert "metrics on port " in result.stderr
     shown = " ".join(result.stdout.split())
-    assert "5 prompt tokens, 1 new ones, by graph on Fake GPU" in shown
+    assert "5 prompt tokens, 1 new ones, dense, by graph on Fake GPU" in shown
     assert "│ prefill │ 16 │ dense │" in shown
     assert "what did not run" not in shown
 
