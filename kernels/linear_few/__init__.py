@@ -73,7 +73,7 @@ def fragment_shape(part: Part, site: Site) -> Fragments:
 def reasoned_fragments(bucket: int) -> Fragments:
     """Where no table has an entry: 8 warps of one fragment a step, as many steps ahead as leave the registers of half a
     multiprocessor, of which sums of all rows and the activations on their way take a share."""
-    tile = max(8, _row_tile(bucket))
+    tile = max(8, next_power_of_2(bucket))
     return Fragments(block_n=16, warps=8, step=32, ahead=max(1, 64 // tile), x_ahead=max(1, 32 // tile), maxnreg=128)
 
 
@@ -83,14 +83,9 @@ def fragment_options(shape: Fragments, bucket: int, width: int) -> tuple[dict[st
     steps = ceil_div(width, shape.warps * step)
     constants: dict[str, Constant] = {
         "BLOCK_K": step,
-        "ROW_TILE": _row_tile(bucket),
+        "ROW_TILE": next_power_of_2(bucket),
         "AHEAD": min(shape.ahead, steps),
         "X_AHEAD": min(shape.x_ahead, steps),
         "K_WARPS": shape.warps,
     }
     return constants, Options(num_warps=shape.warps, num_stages=1, maxnreg=shape.maxnreg, carveout=shape.carveout)
-
-
-def _row_tile(bucket: int) -> int:
-    """Rows of a tile: four, of which the tensor core takes each twice, or a multiple of its eight columns."""
-    return 4 if bucket <= 4 else max(8, next_power_of_2(bucket))

@@ -82,7 +82,7 @@ def fragment_rows(ROW_TILE: tl.constexpr):
     """Which row of a tile each column of the product is for, [eight columns, column of the eight]; see `multiply`."""
     MT: tl.constexpr = ROW_TILE // 8 if ROW_TILE > 8 else 1
     column = (tl.arange(0, MT) * 8)[:, None] + tl.arange(0, 8)[None, :]
-    return column % ROW_TILE  # of four rows each has two
+    return column % ROW_TILE  # of fewer than eight rows each has several
 
 
 @triton.jit
@@ -144,13 +144,15 @@ def operands(
 
 
 @triton.jit
-def belonging(product, K_WARPS: tl.constexpr, EIGHTS: tl.constexpr):
-    """Of the products of weights with activations those of one rh, [rh and warp, weight row, row]; see `multiply`."""
-    product = product.reshape(K_WARPS, EIGHTS, 2, 8, 2, 4)
-    rh = tl.arange(0, 2)
-    same = rh[None, None, :, None, None, None] == rh[None, None, None, None, :, None]
-    kept = tl.sum(tl.where(same, product, 0.0), 2)
-    return kept.permute(0, 3, 1, 2, 4).reshape(2 * K_WARPS, EIGHTS * 8, 4)
+def of_few(product, K_WARPS: tl.constexpr, EIGHTS: tl.constexpr, ROW_TILE: tl.constexpr):
+    """Of the products for few rows [warp, row of the tile, column] those that were asked for, [warp, weight row, row]; see
+    `multiply`."""
+    EQUAL: tl.constexpr = 4 // ROW_TILE  # columns of one rh and row
+    product = product.reshape(K_WARPS, EIGHTS, 2, 8, 2, EQUAL, ROW_TILE)
+    first, second = tl.split(product.permute(0, 1, 3, 4, 5, 6, 2))
+    rh = tl.arange(0, 2)[None, None, None, :, None, None]
+    kept = tl.max(tl.where(rh == 0, first, second), 4)
+    return tl.sum(kept, 3).reshape(K_WARPS, EIGHTS * 8, ROW_TILE)
 
 
 @triton.jit
@@ -168,11 +170,11 @@ def multiply(
     operand of mma.m16n8k16 it gives four pairs: of the tile's rows g and g + 8, those that stand for k = 2c + e and for 8 more.
     The order along K is free, as long as activations are permuted alike.
 
-    For a tile of 4 rows (FEW), both of these rows are one weight row: with p = 2 kh + rh, row g has the pairs of rh = 0, row
-    g + 8 those of rh = 1. So a load is an operand as it is. Activations have a column for either rh, and of the products those
-    are kept whose rh is the same. From 5 rows on that would take a second tile of columns (`bench decode`, 8 rows: 5.34 ms a
-    step instead of 4.77 on an H200, 2026-11-30). There they are two weight rows, p = 2 t + kh in step t, and the registers of
-    two loads are moved together for two operands.
+    For a tile of up to 4 rows (FEW), both of these rows are one weight row: with p = 2 kh + rh, row g has the pairs of rh = 0,
+    row g + 8 those of rh = 1. So a load is an operand as it is. Activations have columns for either rh, as many for each row as
+    there is room for, and of the products those are kept whose rh is the same. From 5 rows on that would take a second tile of
+    columns (`bench decode`, 8 rows: 5.34 ms a step instead of 4.77 on an H200, 2026-11-30). There they are two weight rows,
+    p = 2 t + kh in step t, and the registers of two loads are moved together for two operands.
 
     Each warp takes a part of K (the batch of the dot).
     """
@@ -180,7 +182,7 @@ def multiply(
     STEPS: tl.constexpr = (K + K_WARPS * BLOCK_K - 1) // (K_WARPS * BLOCK_K)
     EVEN: tl.constexpr = K % (K_WARPS * BLOCK_K) == 0
     EIGHTS: tl.constexpr = BLOCK_N // 8
-    FEW: tl.constexpr = ROW_TILE == 4
+    FEW: tl.constexpr = ROW_TILE <= 4
     MT: tl.constexpr = row.shape[0]
     w_at, w_k = fragment_places(weight, n, K, BLOCK_K, K_WARPS)
     # [group, load, eight columns, warp, column of the eight, k]
@@ -204,13 +206,8 @@ def multiply(
         a, b = operands(ahead[step], xs[step], FEW, EIGHTS, GROUPS, MT, K_WARPS)
         acc = tl.dot(a, b, acc)
     if FEW:
-        acc = belonging(acc, K_WARPS, EIGHTS)
-        # `sum_first` would take fewer instructions. But with it, and with the like in attention, a lone row's step took 3.24 to
-        # 3.41 ms instead of 3.06 (`bench decode`, H200, 2026-11-30).
-        total = tl.sum(acc, 0)
-    else:
-        total = sum_first(acc, K_WARPS)
-    return total
+        acc = of_few(acc, K_WARPS, EIGHTS, ROW_TILE)
+    return sum_first(acc, K_WARPS)
 
 
 @triton.jit

@@ -34,10 +34,11 @@ def compiled(arch: str, entries: list[Entry], cache: ImageCache) -> None:
 
 
 def launches_of(part: Part, entry: Entry) -> list[Launch]:
-    """For its own rows, and for 4, which make another kernel, where there is nothing nearer."""
-    own, few = launch_of(part, entry), launch_of(part, entry, 4)
+    """For its own rows, and for 1, 2 and 4, which make other kernels each, where there is nothing nearer."""
+    own = launch_of(part, entry)
     assert used(part, own) == entry, f"{entry.place} is not what is used there"
-    return [own, few] if entry.rows > 4 and used(part, few) == entry else [own]
+    fewer = (launch_of(part, entry, rows) for rows in (1, 2, 4) if rows < entry.rows)
+    return [own, *(launch for launch in fewer if used(part, launch) == entry)]
 
 
 def used(part: Part, launch: Launch) -> Entry | None:

@@ -6,7 +6,7 @@ from tests.kernel_cases.linear import SHAPES, case
 
 DTYPES = ["bfloat16", "float16", "float32"]
 WIDE = (*SHAPES, (513, 96), (2048, 2048), (2048, 5632), (6144, 2048))
-BUCKETS = [("linear_few", b) for b in (1, 2, 4, 8, 16, 32)] + [("linear_many", b) for b in (5, 40, 64, 200, 512)]
+BUCKETS = [("linear_few", b) for b in (1, 2, 3, 4, 8, 16, 32)] + [("linear_many", b) for b in (5, 40, 64, 200, 512)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
