@@ -81,7 +81,7 @@ class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _Default = TypeVar("_Default")
 
 
-def _stored(value: _Default) -> _Default:
+def stored(value: _Default) -> _Default:
     """A default that is stored too: of a struct that omits defaults msgspec omits no default that is made anew."""
     return msgspec.field(default_factory=lambda: value)
 
@@ -94,15 +94,17 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     then give the same bits, which parts of it they were compiled from notwithstanding.
 
     `carveout` is the share, in percent, of the most shared memory a multiprocessor can have that launches prefer, -1 the
-    driver's choice. It does not change the image, and its default is not stored.
+    driver's choice; `shared` the bytes of shared memory that a block has at least, its own included. Neither changes the image,
+    and their defaults are not stored.
     """
 
     num_warps: int
     num_stages: int
-    maxnreg: int = _stored(0)
-    programmatic: bool = _stored(False)
-    fusion: bool = _stored(True)
+    maxnreg: int = stored(0)
+    programmatic: bool = stored(False)
+    fusion: bool = stored(True)
     carveout: int = -1
+    shared: int = 0
 
 
 Constant = int | bool | str | None
@@ -124,7 +126,7 @@ class Specialization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     def compiled(self) -> Specialization:
         """It without what only launches: equal for specialisations of one image."""
-        return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, carveout=-1))
+        return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, carveout=-1, shared=0))
 
 
 Argument = Buffer | int | float | LoadTimeValue

@@ -42,6 +42,9 @@ def check_plans(manifest: Manifest, target: TargetRecord, index: PlanIndex) -> N
         if not -1 <= carveout <= 100:
             what = f"the carve-out is {carveout}, a percentage or -1 expected"
             raise ArtifactError(what, where=f"{where}: specializations[{i}]")
+        if not 0 <= specialization.options.shared <= target.part.shared:
+            what = f"a block's shared memory is {specialization.options.shared} bytes, 0 … {target.part.shared} expected"
+            raise ArtifactError(what, where=f"{where}: specializations[{i}]")
     for i, buffer in enumerate(index.buffers):
         at = f"{where}: buffers[{i}] ({buffer.name})"
         _check_buffer(buffer, target, at)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 
 from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.parts import ARCHITECTURES
+from ouro_build.artifacts.plan import stored
 from ouro_build.artifacts.records import DeviceRecord
 from ouro_build.artifacts.strict_json import parse_object
 
@@ -18,6 +20,7 @@ _Registers = Annotated[int, msgspec.Meta(ge=0, le=255)]
 _Warps = Annotated[int, msgspec.Meta(ge=1, le=16)]
 _Side = Annotated[int, msgspec.Meta(ge=16, le=512)]
 _Carveout = Annotated[int, msgspec.Meta(ge=-1, le=100)]
+_Shared = Annotated[int, msgspec.Meta(ge=0, le=227 << 10)]
 _Stages = Annotated[int, msgspec.Meta(ge=1, le=8)]
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}$"
 _Time = Annotated[float, msgspec.Meta(gt=0)]
@@ -125,8 +128,8 @@ class Measured(_Record, frozen=True, kw_only=True):
     """Microseconds of a whole step with the configuration that was there before, and with this one; what else the step had
     was the same. `launches` of the kernel in this place were in the step.
 
-    Both are with this one's carve-out: all kernels of a step that tables configure change theirs together, and what that gains
-    is in no entry.
+    Both are with the carve-out and the residency of the step in the end: kernels change these together, and what that gains is
+    in no entry.
     """
 
     before_us: _Time
@@ -174,30 +177,59 @@ class Entry(_Record, frozen=True, kw_only=True):
         return f"{self.kernel}, {self.bits} bits, {shape}, {self.rows or 'any number of'} rows"
 
 
-class TuningTable(_Record, frozen=True, kw_only=True):
+class Residency(_Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What launches of a kernel ask for in `recurrent` of mode dense and in `coda`, for just `rows` rows of a model with
+    elements of `bits` bits: `carveout` as of `Fragments`, and at least `shared` bytes of shared memory a block. `kind` is that
+    of an entry, where tables have entries for the kernel.
+
+    Both together say, with the registers, how a multiprocessor is divided for a launch and so which other launches may begin
+    beside it. No image depends on them, and a step's results do not.
+    """
+
+    kernel: str
+    bits: Literal[16, 32]
+    rows: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    kind: str = ""
+    carveout: _Carveout = -1
+    shared: _Shared = 0
+
+    def __post_init__(self) -> None:
+        kinds = KINDS.get(self.kernel, ())
+        if self.kind and self.kind not in kinds:
+            raise ValueError(f"kind {self.kind!r} is not one of {', '.join(kinds) or 'none'}")
+
+    @property
+    def place(self) -> str:
+        """Where it holds, for people."""
+        return ", ".join(filter(None, (self.kernel, f"{self.bits} bits", self.kind, f"{self.rows} rows")))
+
+
+class TuningTable(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """Configurations for one architecture.
 
     `source` says in words where they come from. `device` is the GPU they were measured on with `toolchain` (name, version),
     None and empty where nothing was measured. `context` is the number of tokens that decode rows had then, 0 if none.
     """
 
-    schema: Literal["ouro-tuning/1"] = "ouro-tuning/1"
+    schema: Literal["ouro-tuning/1"] = stored("ouro-tuning/1")
     name: Annotated[str, msgspec.Meta(pattern=_NAME)]
     arch: str
     source: str
-    device: DeviceRecord | None = None
-    toolchain: tuple[tuple[str, str], ...] = ()
-    context: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
+    device: DeviceRecord | None = stored(None)
+    toolchain: tuple[tuple[str, str], ...] = stored(())
+    context: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = stored(0)
     entries: tuple[Entry, ...]
+    residency: tuple[Residency, ...] = ()
 
     def __post_init__(self) -> None:
         if self.arch not in ARCHITECTURES:
             raise ValueError(f"arch {self.arch!r} is not one of {', '.join(ARCHITECTURES)}")
-        seen: set[str] = set()
-        for at, entry in enumerate(self.entries):
-            if entry.place in seen:
-                raise ValueError(f"entries[{at}] is the second for {entry.place}")
-            seen.add(entry.place)
+        for name, listed in (("entries", self.entries), ("residency", self.residency)):
+            seen: set[str] = set()
+            for at, place in enumerate(item.place for item in listed):
+                if place in seen:
+                    raise ValueError(f"{name}[{at}] is the second for {place}")
+                seen.add(place)
 
     @property
     def digest(self) -> str:
@@ -216,10 +248,15 @@ class TuningRecord(_Record, frozen=True, kw_only=True):
 
 def encode_table(table: TuningTable) -> bytes:
     """The table as JSON: a line for what holds for all of it, then a line an entry, in a fixed order."""
-    ordered = sorted(table.entries, key=lambda e: (e.kernel, e.bits, e.sizes, e.kind, e.rows))
-    head = msgspec.json.encode(msgspec.structs.replace(table, entries=()))
-    lines = b",\n".join(map(msgspec.json.encode, ordered))
-    return head.removesuffix(b"]}") + b"\n" + lines + b"\n]}\n"
+    entries = sorted(table.entries, key=lambda e: (e.kernel, e.bits, e.sizes, e.kind, e.rows))
+    residency = sorted(table.residency, key=lambda r: (r.rows, r.bits, r.kernel, r.kind))
+    head = msgspec.json.encode(msgspec.structs.replace(table, entries=(), residency=()))
+    head = head.removesuffix(b"[]}")
+    return head + _lines(entries) + (b',"residency":' + _lines(residency) if residency else b"") + b"}\n"
+
+
+def _lines(records: Sequence[_Record]) -> bytes:
+    return b"[\n" + b",\n".join(map(msgspec.json.encode, records)) + b"\n]"
 
 
 def decode_table(raw: bytes, where: str) -> TuningTable:

@@ -163,7 +163,7 @@ def _images(manifest: Manifest, target: TargetRecord, index: PlanIndex) -> tuple
             constants=dict(specialization.constants),
             registers=image.registers,
             spills=image.spills,
-            shared=image.shared,
+            shared=max(image.shared, specialization.options.shared),
             carveout=specialization.options.carveout,
             num_warps=image.num_warps,
             bytes=sizes[image.path],

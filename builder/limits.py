@@ -19,7 +19,7 @@ def check_limits(part: Part, specialization: Specialization, image: Image) -> No
     threads = _WARP * specialization.options.num_warps
     registers = -(-image.registers // _REGISTER_UNIT) * _REGISTER_UNIT * threads
     for what, needed, limit in (
-        ("bytes of shared memory", image.shared, part.shared),
+        ("bytes of shared memory", max(image.shared, specialization.options.shared), part.shared),
         ("registers", registers, REGISTER_FILE),
         ("threads", threads, MAX_THREADS),
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.parts import Part
@@ -29,6 +30,7 @@ from ouro_build.kernels.resolve import resolve
 from ouro_build.kernels.rms_norm import rms_norm
 from ouro_build.kernels.rope_kv_write import rope_kv_write
 from ouro_build.kernels.silu_mul import silu_mul
+from ouro_build.kernels.tuning import NO_RESIDENCY, Residencies, tuning_of
 
 
 class Programs:
@@ -70,7 +72,8 @@ class Programs:
 
     def recurrent(self, bucket: int, mode: str = "dense", variant: str = "") -> Plan:
         """One loop over rows of any loop, one query a row."""
-        recorder = Recorder(ProgramKey("recurrent", bucket, mode, variant))
+        asked = self._residency(bucket) if mode == "dense" else NO_RESIDENCY
+        recorder = Recorder(ProgramKey("recurrent", bucket, mode, variant), asked)
         return self._loop(recorder, bucket, self._attention.of(mode, variant))
 
     def prefill(self, bucket: int) -> Plan:
@@ -80,7 +83,7 @@ class Programs:
     def coda(self, bucket: int) -> Plan:
         """LM head over the rows of the coda batch."""
         b = self._buffers
-        recorder = Recorder(ProgramKey("coda", bucket))
+        recorder = Recorder(ProgramKey("coda", bucket), self._residency(bucket))
         rows = self._coda_rows(recorder, bucket)
         recorder.add(linear(self._part, rows=rows, x=b.hidden, weight=b.weight("lm_head"), out=b.logits, gather=True))
         return recorder.plan()
@@ -118,6 +121,9 @@ class Programs:
         recorder = Recorder(ProgramKey("read", 1))
         recorder.add(read_pool(self._part, pool=b.weights_pool, sums=b.read_sums))
         return recorder.plan()
+
+    def _residency(self, bucket: int) -> Residencies:
+        return tuning_of(self._part).residency(self._part.arch, 8 * DTYPES[self._model.dtype].bytes, bucket)
 
     def _resolve(self, recorder: Recorder, bucket: int, batch: Buffer, loop_limit: int) -> Buffer:
         """Row records of `batch`; rows whose loop is `loop_limit` or more, or past the context, are inactive in the program."""

@@ -7,16 +7,20 @@ from collections.abc import Sequence
 import msgspec
 
 from ouro_build.artifacts.plan import Buffer, Dim, Edge, Launch, Plan, Pool, ProgramKey
+from ouro_build.kernels.sites import site_of
+from ouro_build.kernels.tuning import NO_RESIDENCY, Residencies
 
 
 class Recorder:
     """Collects the launches of one plan: a chain, and what runs beside it.
 
     Each may follow one other, for which it waits inside if it is programmatic, and join more, which end before it starts.
+    `residency` is what tables ask for launches of this plan.
     """
 
-    def __init__(self, key: ProgramKey) -> None:
+    def __init__(self, key: ProgramKey, residency: Residencies = NO_RESIDENCY) -> None:
         self._key = key
+        self._residency = residency
         self._launches: list[Launch] = []
         self._names: set[str] = set()
         self._end = -1  # of the chain
@@ -59,16 +63,23 @@ class Recorder:
         return tuple(at for at in range(len(self._launches)) if at not in followed and at != self._end)
 
     def plan(self) -> Plan:
-        """What was recorded. Where the launches that ask for a carve-out ask for one, the others have it too: a multiprocessor
-        divides its memory anew only when it has drained."""
+        """What was recorded, with what tables ask for it. Where they ask for nothing, and the launches that ask for a carve-out
+        ask for one, the others have it too: a multiprocessor divides its memory anew only when it has drained."""
+        if self._residency:
+            return Plan(self._key, tuple(map(self._resident, self._launches)))
         asked = {launch.specialization.options.carveout for launch in self._launches} - {-1}
         if len(asked) != 1:
             return Plan(self._key, tuple(self._launches))
         (carveout,) = asked
-        return Plan(self._key, tuple(_with_carveout(launch, carveout) for launch in self._launches))
+        return Plan(self._key, tuple(_asking(launch, carveout) for launch in self._launches))
+
+    def _resident(self, launch: Launch) -> Launch:
+        site = site_of(launch)
+        found = self._residency.get((launch.specialization.kernel, "" if site is None else site.kind))
+        return launch if found is None else _asking(launch, found.carveout, found.shared)
 
 
-def _with_carveout(launch: Launch, carveout: int) -> Launch:
+def _asking(launch: Launch, carveout: int, shared: int = 0) -> Launch:
     specialization = launch.specialization
-    options = msgspec.structs.replace(specialization.options, carveout=carveout)
+    options = msgspec.structs.replace(specialization.options, carveout=carveout, shared=shared)
     return msgspec.structs.replace(launch, specialization=msgspec.structs.replace(specialization, options=options))

@@ -14,13 +14,14 @@ from ouro_build.artifacts.errors import BuildError, UsageError
 from ouro_build.artifacts.fit import fit
 from ouro_build.artifacts.manifest import TargetRecord
 from ouro_build.artifacts.reader import Artifact
-from ouro_build.artifacts.tuning import FORMS, Entry, TuningTable, encode_table
+from ouro_build.artifacts.tuning import FORMS, Entry, Residency, TuningTable, decode_table, encode_table
 from ouro_build.builder.cache import ImageCache
 from ouro_build.builder.output import write_file
 from ouro_build.builder.toolchain import find_toolchain
 from ouro_build.builder.tune_bench import Refused, StepBench
 from ouro_build.builder.tune_images import TriedImages
 from ouro_build.builder.tune_plans import Family, StepPlans, StepRecorder, check_same_kernels
+from ouro_build.builder.tune_residency import ResidencySearch
 from ouro_build.builder.tune_search import Found, Search
 from ouro_build.builder.tuned import check_tables
 from ouro_build.kernels.sites import Site
@@ -50,7 +51,8 @@ class TunedSite(msgspec.Struct, frozen=True, kw_only=True):
 
 class TunedStep(msgspec.Struct, frozen=True, kw_only=True):
     """A step of one bucket: microseconds before and after. `context` is that of its rows, 0 for prompt rows. Of what it gained,
-    `carveout_gained_us` came from the carve-out that the sites changed together; what single kernels gained is with them."""
+    `carveout_gained_us` came from the carve-out that the sites changed together, `residency_gained_us` from what launches ask
+    multiprocessors for; what single kernels gained is with them."""
 
     family: Family
     bucket: int
@@ -58,6 +60,7 @@ class TunedStep(msgspec.Struct, frozen=True, kw_only=True):
     before_us: float
     us: float
     carveout_gained_us: float
+    residency_gained_us: float
     sites: tuple[TunedSite, ...]
 
 
@@ -130,6 +133,7 @@ class _Tuning:
         self._toolchain = find_toolchain([part])
         self._images = TriedImages(part, self._toolchain, options.cache, options.workers)
         self._entries: list[Entry] = []
+        self._residency: list[Residency] = []
 
     def run(self, steps: Sequence[tuple[Family, int]]) -> TuneResult:
         """Tune every step."""
@@ -139,14 +143,15 @@ class _Tuning:
             self._say(
                 f"the artifact was built with other tables ({names}): give the same with --tuning to start from what it is"
             )
-        done = []
+        done, digest = [], ""
         for family, bucket in steps:
             found = self._step(family, bucket)
             if found is None:
                 self._say(f"{family}, {bucket} rows: nothing to tune")
                 continue
             self._entries += found.entries()
-            self._write()
+            self._residency += found.residency
+            digest = self._write()
             done.append(_described(family, bucket, self._context if family == "decode" else 0, found))
         if not done:
             raise UsageError("none of the chosen kernels is in the chosen buckets", where="--kernel, --bucket")
@@ -155,7 +160,7 @@ class _Tuning:
             target=self._target.part.name,
             device=self._machine.name,
             path=str(self._output),
-            digest=self._table(self._entries).digest,
+            digest=digest,
             steps=tuple(done),
         )
 
@@ -189,14 +194,26 @@ class _Tuning:
             )
             resources.callback(bench.close)
             try:
-                whole = len(sites) == len(step.sites())
-                return Search(bench, recorder.part_with({}), sites, self._say).run(carves=whole)
+                return self._search(bench, recorder, sites, whole=len(sites) == len(step.sites()))
             except Refused as refusal:
                 raise BuildError(
                     f"the step as it is must not be used: {refusal}",
                     where=f"{self._artifact.path}: {family}, {bucket} rows",
                     hint="Start from another table, or from none.",
                 ) from refusal
+
+    def _search(self, bench: StepBench, recorder: StepRecorder, sites: Sequence[tuple[Site, int]], *, whole: bool) -> Found:
+        """Search at `sites`; if they are the `whole` of what tables configure in the step, also for what concerns all of it."""
+        asked = recorder.asked()
+        if whole and asked:
+            self._say(f"carve-outs: none tried, tables ask for a residency of {recorder.bucket} rows, which comes before them")
+        found = Search(bench, recorder.part_with({}), sites, self._say).run(carves=whole and not asked)
+        found.residency = tuple(asked.values())  # the step was measured with it, and a build is given one table
+        if recorder.family != "decode" or not whole:
+            return found
+        choice = found.choice()
+        search = ResidencySearch(bench, choice, self._target.part.shared, self._say)
+        return search.run(found, recorder.residency(choice))
 
     def _say_spills(self, step: StepPlans) -> None:
         """Say what of the step as it is spills: tables that were chosen with other versions of the compilers may have it so."""
@@ -211,7 +228,7 @@ class _Tuning:
     def _wanted(self, site: Site) -> bool:
         return not self._options.kernels or site.kernel in self._options.kernels
 
-    def _table(self, entries: Sequence[Entry]) -> TuningTable:
+    def _table(self, entries: Sequence[Entry], residency: Sequence[Residency] = ()) -> TuningTable:
         manifest, part = self._artifact.manifest, self._target.part
         about = f"{manifest.model.layers} layers, hidden {manifest.model.hidden_size}, {manifest.model.dtype}"
         return TuningTable(
@@ -222,11 +239,14 @@ class _Tuning:
             toolchain=self._toolchain.packages(),
             context=self._context,
             entries=tuple(entries),
+            residency=tuple(residency),
         )
 
-    def _write(self) -> None:
-        """All of the table so far, or what was there before."""
-        write_file(self._output, encode_table(self._table(self._entries)))
+    def _write(self) -> str:
+        """Write all of the table so far, or leave what was there before; its digest, which is of the order in the file."""
+        raw = encode_table(self._table(self._entries, self._residency))
+        write_file(self._output, raw)
+        return decode_table(raw, str(self._output)).digest
 
 
 def _described(family: Family, bucket: int, context: int, found: Found) -> TunedStep:
@@ -252,5 +272,6 @@ def _described(family: Family, bucket: int, context: int, found: Found) -> Tuned
         before_us=round(found.before_us, 2),
         us=round(found.us, 2),
         carveout_gained_us=round(found.carved_us, 2),
+        residency_gained_us=round(found.resident_us, 2),
         sites=tuple(sites),
     )

@@ -19,7 +19,7 @@ from ouro_build.artifacts.reader import Artifact
 from ouro_build.artifacts.tuning import Parameters
 from ouro_build.builder.assemble import image_record
 from ouro_build.builder.tune_images import TriedImages
-from ouro_build.builder.tune_plans import Choice, StepPlans, StepRecorder
+from ouro_build.builder.tune_plans import Asked, Choice, StepPlans, StepRecorder
 from ouro_build.kernels.sites import Site
 from ouro_build.runtime.bench_step import DecodeStep, blocks_of
 from ouro_build.runtime.device_memory import DeviceMemory
@@ -85,26 +85,26 @@ class StepBench:
             self._resources = resources.pop_all()
         self._dtype = model.dtype
         self._wanted: Snapshot | None = None
-        self._steps: dict[frozenset[tuple[Site, Parameters]], StepPlans] = {}
+        self._steps: dict[tuple[frozenset[tuple[Site, Parameters]], Asked], StepPlans] = {}
 
     def close(self) -> None:
         """Give everything on the device back."""
         self._resources.close()
 
-    def compile(self, choices: list[Choice]) -> None:
-        """Record steps with `choices`, and compile what they need at once."""
-        self._steps = {frozenset(choice.items()): self._recorder.record(choice) for choice in choices}
+    def compile(self, choices: list[Choice], residency: Asked = ()) -> None:
+        """Record steps with `choices`, each with `residency`, and compile what they need at once."""
+        self._steps = {_key(choice, residency): self._recorder.record(choice, residency) for choice in choices}
         self._images.compile(s for step in self._steps.values() for s in step.index.specializations)
 
-    def microseconds(self, choice: Choice, hopeless: float = math.inf) -> float:
-        """The median time of a step with `choice`, after its results were found right; of few runs if it takes longer than
-        `hopeless` microseconds.
+    def microseconds(self, choice: Choice, hopeless: float = math.inf, residency: Asked = ()) -> float:
+        """The median time of a step with `choice` and `residency`, after its results were found right; of few runs if it takes
+        longer than `hopeless` microseconds.
 
         The first step that is measured is what others are held against. Raises Refused for a step with images that exceed a
         limit, or spill and are not of the step that tables choose, that needs too much workspace, of which two runs leave
         different states, or that leaves another state than the first.
         """
-        step = self._steps.get(frozenset(choice.items())) or self._recorder.record(choice)
+        step = self._steps.get(_key(choice, residency)) or self._recorder.record(choice, residency)
         with self._loaded(step) as executor:
             self._check(executor, step.short)
             run = partial(executor.run, step.whole)
@@ -165,6 +165,10 @@ class StepBench:
             return
         pools = Pools(step.index, self._memory, blocks, (), {}, lambda: None)
         DecodeStep(r.model, r.geometry, pools, self.rows, self.context, varied=True)
+
+
+def _key(choice: Choice, residency: Asked) -> tuple[frozenset[tuple[Site, Parameters]], Asked]:
+    return frozenset(choice.items()), residency
 
 
 def _written(

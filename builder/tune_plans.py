@@ -10,28 +10,32 @@ from typing import Literal
 import msgspec
 
 from ouro_build.artifacts.columns import Columns, GraphEntry, GraphStep, LoadTimeEntry, PlanIndex, decode_plan, encode
+from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.errors import BuildError
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.manifest import Manifest, TargetRecord
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.packing import weight_buffers
 from ouro_build.artifacts.parts import Part
-from ouro_build.artifacts.plan import Plan, Pool, ProgramKey
+from ouro_build.artifacts.plan import Launch, Plan, Pool, ProgramKey
 from ouro_build.artifacts.reader import Artifact
-from ouro_build.artifacts.tuning import Entry, Parameters, TuningTable
+from ouro_build.artifacts.tuning import Entry, Parameters, Residency, TuningTable
 from ouro_build.builder.buffers import Buffers, make_buffers
 from ouro_build.builder.planner import place
 from ouro_build.builder.programs import Programs
 from ouro_build.kernels.sites import Site, site_of
 from ouro_build.kernels.spec import LOAD_TIME_DIVISORS
-from ouro_build.kernels.tuning import tuned
+from ouro_build.kernels.tuning import NO_RESIDENCY, Residencies, TunedPart, tuned
 
 Family = Literal["decode", "prefill"]
 Choice = Mapping[Site, Parameters]
 """Configurations at some sites; elsewhere tables decide."""
+Asked = tuple[Residency, ...]
+"""What launches ask multiprocessors for; where it is empty, tables decide."""
 
 PROGRAMS: Mapping[Family, tuple[str, ...]] = {"decode": ("prelude", "recurrent", "coda"), "prefill": ("prelude", "prefill")}
 _LOOPED = ("recurrent", "prefill")
+_RESIDENT = ("recurrent", "coda")  # the programs of a step whose launches ask tables for a residency
 
 
 @dataclass(frozen=True)
@@ -68,17 +72,18 @@ class StepRecorder:
         self._tables = tuple(tables)
         self._buffers: Buffers = make_buffers(model, geometry, weight_buffers(model))
 
-    def part_with(self, choice: Choice) -> Part:
-        """The part with `choice` asked before all tables."""
+    def part_with(self, choice: Choice, residency: Asked = ()) -> TunedPart:
+        """The part with `choice` and `residency` asked before all tables."""
         entries = tuple(
             Entry(kernel=s.kernel, bits=s.bits, rows=s.rows, sizes=s.sizes, parameters=p) for s, p in choice.items()
         )
-        chosen = TuningTable(name="tried", arch=self.part.arch, source="being tried", entries=entries)
+        arch = self.part.arch
+        chosen = TuningTable(name="tried", arch=arch, source="being tried", entries=entries, residency=residency)
         return tuned(self.part, (chosen, *self._tables))
 
-    def record(self, choice: Choice) -> StepPlans:
-        """The step with `choice`."""
-        programs = Programs(self.model, self.geometry, self.part_with(choice), self._buffers)
+    def record(self, choice: Choice, residency: Asked = ()) -> StepPlans:
+        """The step with `choice` and `residency`."""
+        programs = Programs(self.model, self.geometry, self.part_with(choice, residency), self._buffers)
         names = PROGRAMS[self.family]
         placement = place([getattr(programs, name)(self.bucket) for name in names], self._buffers)
         load_time = [LoadTimeEntry(name, divisor) for name, divisor in LOAD_TIME_DIVISORS.items()]
@@ -91,6 +96,36 @@ class StepRecorder:
         )
         graphed = msgspec.structs.replace(index, graphs=graphs)
         return StepPlans(graphed, columns, placement.plans, whole, short, placement.pools[Pool.WORKSPACE])
+
+    def asked(self) -> Residencies:
+        """What tables ask for launches of the step; nothing for a prompt chunk, whose programs do not ask them."""
+        if self.family != "decode":
+            return NO_RESIDENCY
+        return self.part_with({}).tuning.residency(self.part.arch, self._bits(), self.bucket)
+
+    def residency(self, choice: Choice) -> Residencies:
+        """What launches of a step with `choice` have of what tables may ask for, whether any table does; of launches that
+        tables cannot tell apart, what the first has."""
+        found: dict[tuple[str, str], Residency] = {}
+        for plan in self.record(choice).plans:
+            for launch in plan.launches if plan.key.program in _RESIDENT else ():
+                residency = self._residency(launch)
+                found.setdefault((residency.kernel, residency.kind), residency)
+        return dict(sorted(found.items()))
+
+    def _residency(self, launch: Launch) -> Residency:
+        site, options = site_of(launch), launch.specialization.options
+        return Residency(
+            kernel=launch.specialization.kernel,
+            bits=self._bits(),
+            rows=self.bucket,
+            kind="" if site is None else site.kind,
+            carveout=options.carveout,
+            shared=options.shared,
+        )
+
+    def _bits(self) -> Literal[16, 32]:
+        return 32 if DTYPES[self.model.dtype].bytes == 4 else 16
 
 
 def check_same_kernels(artifact: Artifact, target: TargetRecord, step: StepPlans) -> None:

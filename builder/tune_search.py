@@ -13,23 +13,23 @@ from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.tuning import Entry, Fragments, Measured, Parameters, Splits
 from ouro_build.builder.inspect import percent_carved
 from ouro_build.builder.tune_bench import Refused
-from ouro_build.builder.tune_plans import Choice
+from ouro_build.builder.tune_plans import Asked, Choice
 from ouro_build.kernels.candidates import carved, configuration, neighbours
 from ouro_build.kernels.sites import Site
 
 ROUNDS = 3
 """How often every site is come back to, at most."""
-_GAIN = 0.997
+GAIN = 0.997
 """A step must take less than this share of the time it took: less is noise."""
 
 
 class Bench(Protocol):
     """Where steps are measured."""
 
-    def compile(self, choices: list[Choice]) -> None:
-        """Compile what the steps need."""
+    def compile(self, choices: list[Choice], residency: Asked = ()) -> None:
+        """Compile what the steps need, each with `residency`."""
 
-    def microseconds(self, choice: Choice, hopeless: float = math.inf) -> float:
+    def microseconds(self, choice: Choice, hopeless: float = math.inf, residency: Asked = ()) -> float:
         """The time of a step, roughly where it is more than `hopeless`. Raises Refused for one that must not be used."""
 
 
@@ -50,12 +50,19 @@ class Place:
 @dataclass
 class Found:
     """The outcome of a search: microseconds of the step before it and after it, every site, and what the step gained by the
-    carve-out that the sites changed together, which no site gained alone."""
+    carve-out that the sites changed together (`carved_us`) and by what launches ask for (`resident_us`), which no site gained
+    alone. `residency` is what they ask for then; empty where no table asks."""
 
     before_us: float
     us: float
     places: list[Place] = field(default_factory=list)
     carved_us: float = 0.0
+    residency: Asked = ()
+    resident_us: float = 0.0
+
+    def choice(self) -> Choice:
+        """What was chosen at the sites."""
+        return {place.site: place.parameters for place in self.places}
 
     def entries(self) -> tuple[Entry, ...]:
         """As a table holds them; a site where nothing was faster keeps the configuration that it had."""
@@ -114,7 +121,7 @@ class Search:
         self._bench.compile(list(choices))
         times = [self._time_carved(choice, hopeless=best) for choice in choices]
         found = [(us, at) for at, us in enumerate(times) if us is not None]
-        if found and min(found)[0] < best * _GAIN:
+        if found and min(found)[0] < best * GAIN:
             fastest = choices[min(found)[1]]
             if confirmed := self._confirm(partial(self._time_carved, fastest)):
                 gained, best = confirmed
@@ -133,7 +140,7 @@ class Search:
         place.tried += len(times)
         if times:
             fastest = min(times, key=lambda p: times[p])
-            if times[fastest] < best * _GAIN and (confirmed := self._confirm(partial(self._time, place, fastest))):
+            if times[fastest] < best * GAIN and (confirmed := self._confirm(partial(self._time, place, fastest))):
                 gained, best = confirmed
                 place.gained += gained
                 place.parameters = fastest
@@ -147,7 +154,7 @@ class Search:
         """
         now = self._bench.microseconds(self._choice())
         then = time()
-        return None if then is None or then >= now * _GAIN else (now - then, then)
+        return None if then is None or then >= now * GAIN else (now - then, then)
 
     def _time_carved(self, choice: Choice, hopeless: float = math.inf) -> float | None:
         try:

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from ouro_build.builder.output import stack, table
 from ouro_build.builder.tune import TunedSite, TunedStep, TuneResult
 
-_STEPS = ("step", "rows", "context", "µs before", "µs after", "share", "µs gained by carve-out")
+_STEPS = ("step", "rows", "context", "µs before", "µs after", "share", "µs gained by carve-out", "by residency")
 _SITES = ("step", "kernel", "sizes", "launches", "tried", "refused", "µs gained", "changed")
 
 
@@ -23,8 +23,8 @@ def draw(found: TuneResult) -> RenderableType:
 
 def _step(step: TunedStep) -> tuple[object, ...]:
     share = f"{step.us / step.before_us:.3f}"
-    times = (f"{step.before_us:.1f}", f"{step.us:.1f}", share, f"{step.carveout_gained_us:.1f}")
-    return (step.family, step.bucket, step.context, *times)
+    gained = (f"{step.carveout_gained_us:.1f}", f"{step.residency_gained_us:.1f}")
+    return (step.family, step.bucket, step.context, f"{step.before_us:.1f}", f"{step.us:.1f}", share, *gained)
 
 
 def _site(step: TunedStep, site: TunedSite) -> tuple[object, ...]:

@@ -12,6 +12,7 @@ from ouro_build.artifacts.plan import Plan, Specialization
 from ouro_build.artifacts.tuning import FORMS, Entry, TuningTable, decode_table
 from ouro_build.builder.cache import Image
 from ouro_build.builder.limits import check_limits
+from ouro_build.kernels.registry import NAMES
 from ouro_build.kernels.sites import site_of
 from ouro_build.kernels.tuning import Tuning
 
@@ -31,7 +32,12 @@ def read_tables(paths: Iterable[Path]) -> tuple[TuningTable, ...]:
             raw = path.read_bytes()
         except OSError as error:
             raise UsageError(f"cannot be read: {error.strerror}", where=f"{_FLAG} {path}") from error
-        tables.append(decode_table(raw, f"{_FLAG} {path}"))
+        table = decode_table(raw, f"{_FLAG} {path}")
+        for at, asked in enumerate(table.residency):
+            if asked.kernel not in NAMES:
+                hint = f"Take it out: the kernels are {', '.join(NAMES)}."
+                raise UsageError(f"there is no kernel {asked.kernel!r}", where=f"{_FLAG} {path}: residency[{at}]", hint=hint)
+        tables.append(table)
     return tuple(tables)
 
 

@@ -3,18 +3,32 @@ the nearest."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ouro_build.artifacts.parts import Part
-from ouro_build.artifacts.tuning import Entry, Fragments, Queries, Splits, Tile, TuningRecord, TuningTable, decode_table
+from ouro_build.artifacts.tuning import (
+    Entry,
+    Fragments,
+    Queries,
+    Residency,
+    Splits,
+    Tile,
+    TuningRecord,
+    TuningTable,
+    decode_table,
+)
 from ouro_build.kernels.sites import Site
 from ouro_build.kernels.spec import next_power_of_2
 
 SHIPPED = Path(__file__).parent / "tables"
 _LEAST_CLASS = 8  # as many rows and fewer cost much the same
 
+Residencies = Mapping[tuple[str, str], Residency]
+"""What launches ask for, by kernel and kind."""
+NO_RESIDENCY: Residencies = {}
 AnyParameters = TypeVar("AnyParameters", Fragments, Tile, Splits, Queries)
 
 
@@ -39,6 +53,12 @@ class Tuning(NamedTuple):
         """The configuration for `site`, None if no table has one."""
         entry = self.find(site)
         return entry.parameters if entry is not None and isinstance(entry.parameters, form) else None
+
+    def residency(self, arch: str, bits: int, rows: int) -> Residencies:
+        """What the first table of `arch` itself asks for that has any for just `rows` rows of a model of `bits` bits."""
+        own = (table.residency for table in self.tables if table.arch == arch)
+        found = ({(r.kernel, r.kind): r for r in listed if (r.bits, r.rows) == (bits, rows)} for listed in own)
+        return next(filter(None, found), NO_RESIDENCY)
 
     def records(self, part: Part) -> tuple[TuningRecord, ...]:
         """What a manifest says of them."""

@@ -48,7 +48,7 @@ class Images:
     ) -> None:
         driver.check_unsealed("loading images")
         self._driver = driver
-        self._libraries: dict[tuple[str, int], Any] = {}
+        self._libraries: dict[tuple[str, int, int], Any] = {}
         self.bytes = 0
         with ExitStack() as resources:
             self._resources = resources
@@ -65,8 +65,8 @@ class Images:
 
     def _kernel(self, record: ImageRecord, specialization: Specialization, read: Callable[[str], bytes]) -> LoadedKernel:
         call, doing = self._driver.call, f"loading {record.path}"
-        carveout = specialization.options.carveout
-        key = (record.path, carveout)  # a function's attributes are those of its library
+        carveout, shared = specialization.options.carveout, max(record.shared, specialization.options.shared)
+        key = (record.path, carveout, shared)  # a function's attributes are those of its library
         if key not in self._libraries:
             self._libraries[key] = self._library(read(record.path), doing)
         kernel = call("cuLibraryGetKernel", self._libraries[key], record.function.encode(), doing=doing)
@@ -74,13 +74,13 @@ class Images:
         call("cuFuncLoad", function, doing=doing)  # now, whatever CUDA_MODULE_LOADING says
         _check_parameters(self._driver, function, record, specialization)
         ids, giving = self._driver.api.CUfunction_attribute, f"giving {record.path} its shared memory"
-        if record.shared > _DEFAULT_SHARED:
+        if shared > _DEFAULT_SHARED:
             attribute = ids.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            call("cuFuncSetAttribute", function, attribute, record.shared, doing=giving)
+            call("cuFuncSetAttribute", function, attribute, shared, doing=giving)
         if carveout >= 0:
             attribute = ids.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
             call("cuFuncSetAttribute", function, attribute, carveout, doing=giving)
-        return LoadedKernel(function, WARP * record.num_warps, record.shared, _attributes(self._driver.api, record))
+        return LoadedKernel(function, WARP * record.num_warps, shared, _attributes(self._driver.api, record))
 
     def _library(self, image: bytes, doing: str) -> Any:
         library = self._driver.call("cuLibraryLoadData", image, [], [], 0, [], [], 0, doing=doing)

@@ -197,8 +197,8 @@ def test_options_that_only_launch_are_stored_where_they_are_asked_for() -> None:
     assert msgspec.to_builtins(plain) == {
         "num_warps": 4, "num_stages": 1, "maxnreg": 0, "programmatic": False, "fusion": True
     }  # fmt: skip
-    asked = msgspec.structs.replace(plain, carveout=0)
-    assert msgspec.to_builtins(asked).items() - msgspec.to_builtins(plain).items() == {("carveout", 0)}
+    asked = msgspec.structs.replace(plain, carveout=0, shared=512)
+    assert msgspec.to_builtins(asked).items() - msgspec.to_builtins(plain).items() == {("carveout", 0), ("shared", 512)}
     for options in (plain, asked):
         assert msgspec.json.decode(msgspec.json.encode(options), type=Options) == options
 

@@ -228,6 +228,12 @@ def test_plans_and_images_belong_together(manifest: Manifest) -> None:
         wrong = replace(first, options=replace(first.options, carveout=carveout))
         with pytest.raises(ArtifactError, match=f"the carve-out is {carveout}, a percentage or -1 expected"):
             check_plans(manifest, target, replace(index, specializations=(wrong, *others)))
+    for shared in (-1, target.part.shared + 1):
+        wrong = replace(first, options=replace(first.options, shared=shared))
+        with pytest.raises(
+            ArtifactError, match=f"a block's shared memory is {shared} bytes, 0 … {target.part.shared} expected"
+        ):
+            check_plans(manifest, target, replace(index, specializations=(wrong, *others)))
     with pytest.raises(ArtifactError, match="two plans have one key"):
         check_plans(manifest, target, replace(index, plans=index.plans * 2))
     entry = index.plans[0]

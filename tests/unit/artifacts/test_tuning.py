@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from ouro_build.artifacts.errors import UsageError
 from ouro_build.artifacts.records import DeviceRecord
-from ouro_build.artifacts.tuning import Entry, Fragments, Measured, Splits, TuningTable, decode_table, encode_table
+from ouro_build.artifacts.tuning import (
+    Entry,
+    Fragments,
+    Measured,
+    Residency,
+    Splits,
+    TuningTable,
+    decode_table,
+    encode_table,
+)
 
 SHAPE = Fragments(block_n=16, warps=8, step=64, ahead=6, x_ahead=6, maxnreg=168)
 SPLITS = Splits(tile_bytes=16384, warps=8, programs=2, longest=64, shortest=1, stages=3, maxnreg=128)
@@ -73,6 +82,42 @@ def test_carveouts_are_values_of_a_table() -> None:
     table = msgspec.structs.replace(TABLE, entries=entries)
     assert set(decode_table(encode_table(table), "t").entries) == set(entries)
     assert table.digest != TABLE.digest
+
+
+RESIDENCY = (
+    Residency(kernel="residual_norm", bits=16, rows=1, carveout=0, shared=6144),
+    Residency(kernel="linear_few", bits=16, rows=8, kind="deep", shared=32768),
+    Residency(kernel="linear_few", bits=16, rows=8, kind="narrow", carveout=30),
+)
+
+
+def test_residency_is_of_a_table_that_has_it_and_changes_nothing_of_others() -> None:
+    table = msgspec.structs.replace(TABLE, residency=RESIDENCY)
+    raw = encode_table(table)
+    assert decode_table(raw, "t") == msgspec.structs.replace(table, entries=decode_table(raw, "t").entries)
+    assert encode_table(msgspec.structs.replace(table, residency=RESIDENCY[::-1])) == raw
+    assert len(raw.splitlines()) == len(encode_table(TABLE).splitlines()) + len(RESIDENCY) + 1
+    assert b"residency" not in encode_table(TABLE)
+    assert table.digest != TABLE.digest
+
+
+@pytest.mark.parametrize(
+    ("second", "text"),
+    [
+        ({}, r"residency\[1\] is the second for residual_norm, 16 bits, 1 rows"),
+        ({"kind": "deep"}, "kind 'deep' is not one of none"),
+        ({"kernel": "linear_few", "kind": "single"}, "kind 'single' is not one of middle"),
+        ({"shared": (227 << 10) + 1}, r"residency\[1\]\.shared"),
+        ({"carveout": 101}, r"residency\[1\]\.carveout"),
+        ({"rows": 0}, r"residency\[1\]\.rows"),
+        ({"stages": 2}, "unknown field `stages`"),
+    ],
+)
+def test_residency_that_cannot_be(second: dict[str, Any], text: str) -> None:
+    value = json.loads(encode_table(msgspec.structs.replace(TABLE, residency=RESIDENCY[:1])))
+    value["residency"].append(value["residency"][0] | second)
+    with pytest.raises(UsageError, match=text):
+        decode_table(json.dumps(value).encode(), "t")
 
 
 def test_a_table_without_entries() -> None:

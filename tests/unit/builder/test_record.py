@@ -1,11 +1,14 @@
-"""What the recorder makes of launches: edges, and one carve-out for all where it was asked for."""
+"""What the recorder makes of launches: edges, and what they ask of a multiprocessor's memory."""
 
 from __future__ import annotations
 
 from ouro_build.artifacts.parts import find_part
 from ouro_build.artifacts.plan import Edge, Launch, Options, ProgramKey
+from ouro_build.artifacts.tuning import Residency
 from ouro_build.builder.record import Recorder
+from ouro_build.kernels.linear import linear
 from ouro_build.kernels.spec import Kernel, Tolerance
+from tests.kernel_harness import buffer, matrix_buffer
 
 KERNEL = Kernel("noted", 1, (), Tolerance({}, {}, "nothing is written"))
 KEY = ProgramKey("recurrent", 1)
@@ -31,6 +34,31 @@ def test_a_carveout_that_some_launches_agree_on_is_given_to_all() -> None:
 def test_without_one_or_with_several_launches_keep_their_own() -> None:
     assert carveouts(-1, -1) == [-1, -1]
     assert carveouts(75, -1, 50) == [75, -1, 50]
+
+
+def test_what_tables_ask_for_is_given_to_launches_of_the_kernel_instead() -> None:
+    for listed, expected in (("noted", [(60, 4096)] * 2), ("other", [(75, 0), (-1, 0)])):
+        asked = Residency(kernel=listed, bits=16, rows=1, carveout=60, shared=4096)
+        recorder = Recorder(KEY, {(listed, ""): asked})
+        for carveout in (75, -1):
+            recorder.add(launch(carveout))
+        options = [made.specialization.options for made in recorder.plan().launches]
+        assert [(o.carveout, o.shared) for o in options] == expected
+
+
+def test_matrices_of_a_kernel_are_told_apart_by_their_kind() -> None:
+    recorder = Recorder(KEY, {("linear_few", "narrow"): Residency(kernel="linear_few", bits=16, rows=1, shared=1024)})
+    for size, width in ((2048, 2048), (2048, 5632)):
+        recorder.add(
+            linear(
+                find_part("h200"),
+                rows=buffer("rows", "int32", 1, 8),
+                x=buffer("x", "bfloat16", 1, width),
+                weight=matrix_buffer("weight", "bfloat16", size, width),
+                out=buffer("out", "bfloat16", 1, size),
+            )
+        )
+    assert [made.specialization.options.shared for made in recorder.plan().launches] == [1024, 0]
 
 
 def test_the_next_of_the_chain_starts_when_a_joined_launch_has_ended() -> None:

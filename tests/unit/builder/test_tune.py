@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,24 @@ pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 from ouro_build.artifacts.columns import SCRATCH_ARGUMENTS, decode
 from ouro_build.artifacts.console import Output, exit_code
 from ouro_build.artifacts.errors import BuildError, CompileError, OutputError, UsageError
+from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import ProgramKey, Specialization
 from ouro_build.artifacts.reader import Artifact, open_artifact
-from ouro_build.artifacts.tuning import FORMS, decode_table
+from ouro_build.artifacts.tuning import FORMS, Residency, TuningTable, decode_table
 from ouro_build.builder import build as build_module
 from ouro_build.builder import tune as tune_module
-from ouro_build.builder import tune_bench, tune_images
+from ouro_build.builder import tune_bench, tune_images, tune_residency, tune_search
 from ouro_build.builder.artifact_cli import cli
 from ouro_build.builder.cache import Image, ImageCache
 from ouro_build.builder.compile import Compiled, Job
 from ouro_build.builder.plan_target import prepare
+from ouro_build.builder.sparse_spec import SparseSpec
 from ouro_build.builder.spec import BuildSpec, find_parts
 from ouro_build.builder.toolchain import Toolchain
 from ouro_build.builder.tune import TuneOptions, TuneResult, tune
 from ouro_build.builder.tune_view import draw
+from ouro_build.kernels import tuning as tuning_module
+from ouro_build.kernels.sites import site_of
 from tests.artifact_maker import make_artifact
 from tests.unit.runtime.fake_driver import FakeDriver, Node, cubin
 
@@ -75,6 +79,19 @@ def compile_images(
     return Compiled({job.key: image(job.specialization) for job in wanted if job not in bad}, 0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_residency() -> Iterator[None]:
+    """Shipped tables ask for nothing that is the whole of a step: what is measured here is."""
+    real = tuning_module.shipped
+
+    def without(part: Part) -> TuningTable:
+        return msgspec.structs.replace(real(part), residency=())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning_module, "shipped", without)
+        yield
+
+
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     folder = tmp_path_factory.mktemp("tune")
@@ -102,6 +119,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr(tune_bench, "measure", measure)
     monkeypatch.setattr(tune_images, "compile_images", compile_images)
     monkeypatch.setattr(tune_module, "find_toolchain", lambda parts: TOOLCHAIN)
+    monkeypatch.setattr(tune_residency, "TRIALS", 3)
     noise = itertools.count()
 
     def write(value: Callable[[], int]) -> Callable[[FakeDriver, Node], None]:
@@ -254,6 +272,98 @@ def test_a_carveout_of_the_whole_step_is_found_and_built(
     assert {x.specialization.options.carveout for p in plans if p.key not in carved for x in p.launches} == {-1}
 
 
+def faster_apart(api: FakeDriver) -> Callable[..., list[float]]:
+    """Launches of `residual_norm` are faster with more shared memory, those of `linear_few` with all of a multiprocessor's."""
+
+    def measure(run: Callable[[], object], synchronize: Callable[[], object], hopeless: float) -> list[float]:
+        before = len(api.executed)
+        run()
+        synchronize()
+        nodes = [(node.kernel, node.shared) for node in api.executed[before:]]
+        norms = sum(kernel.name == "residual_norm" and shared < 2048 for kernel, shared in nodes)
+        return [(1000 + norms + sum(kernel.name == "linear_few" and kernel.carveout != 100 for kernel, _ in nodes)) * 1e-6]
+
+    return measure
+
+
+def launched(table: TuningTable, bucket: int) -> dict[ProgramKey, set[tuple[str, str, int, int]]]:
+    """(kernel, kind, carve-out, bytes) of what a sparse build with `table` launches in programs of `bucket` rows."""
+    spec = BuildSpec(
+        "preset:tiny",
+        find_parts(["sm_90"]),
+        (1, 2),
+        (16,),
+        max_context=64,
+        tuning=(table,),
+        sparse=SparseSpec(("dense", "capture", "consume"), key_retention=0.5),
+    )
+    (target,) = prepare(spec).targets
+    found = {}
+    for plan in decode(target.index, target.columns):
+        if plan.key.bucket == bucket:
+            launches = [(x.specialization.kernel, site_of(x), x.specialization.options) for x in plan.launches]
+            found[plan.key] = {(k, "" if s is None else s.kind, o.carveout, o.shared) for k, s, o in launches}
+    return found
+
+
+def test_a_residency_of_the_whole_step_is_found_and_built(
+    artifact: Artifact, tmp_path: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_bench, "measure", faster_apart(api))
+    monkeypatch.setattr(tune_residency, "TRIALS", 30)
+    monkeypatch.setattr(tune_search, "ROUNDS", 0)
+    said: list[str] = []
+    found = tuned(artifact, tmp_path, api, said.append, buckets=(1, 2))
+    assert api.live() == {}
+    table = decode_table((tmp_path / "t.json").read_bytes(), "t")
+    assert table.digest == found.digest
+    asked = {rows: {(r.kernel, r.kind): r for r in table.residency if r.rows == rows} for rows in (1, 2)}
+    assert asked[1].keys() == asked[2].keys()
+    assert len(table.residency) == 2 * len(asked[1]), "what the first bucket found stays when the second is written"
+    for step in found.steps:
+        assert step.residency_gained_us > 0
+        assert step.residency_gained_us + step.carveout_gained_us == pytest.approx(step.before_us - step.us)
+        assert asked[step.bucket]["residual_norm", ""].shared >= 2048
+        assert asked[step.bucket]["linear_few", "narrow"].carveout == 100
+        wanted = {(r.kernel, r.kind, r.carveout, r.shared) for r in asked[step.bucket].values()}
+        programs = launched(table, step.bucket)
+        resident = {ProgramKey("recurrent", step.bucket), ProgramKey("coda", step.bucket)}
+        assert set.union(*(programs[key] for key in resident)) == wanted
+        assert all(shared == 0 for key in programs.keys() - resident for *_, shared in programs[key])
+        assert ProgramKey("recurrent", step.bucket, "capture") in programs
+    assert any(line.startswith("residency from as it is: ") for line in said)
+
+
+def test_a_residency_of_a_table_to_start_from_stays_where_nothing_is_faster(
+    artifact: Artifact, tmp_path: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Carve-outs of kernels show nothing beside it: none is tried."""
+    mine = Residency(kernel="linear_rope", kind="narrow", bits=16, rows=2, carveout=50, shared=2048)
+    other = msgspec.structs.replace(mine, rows=16)
+    start = TuningTable(name="start", arch="sm_90", source="a test", entries=(), residency=(mine, other))
+    kernel_choices: tuple[tuple[str, ...], ...] = ((), ("linear_rope",))
+    for kernels in kernel_choices:
+        monkeypatch.setattr(tune_bench, "measure", lambda run, synchronize, hopeless: [1e-3])
+        said: list[str] = []
+        (step,) = tuned(artifact, tmp_path, api, said.append, buckets=(2,), kernels=kernels, tables=(start,)).steps
+        assert (step.carveout_gained_us, step.residency_gained_us) == (0, 0)
+        assert decode_table((tmp_path / "t.json").read_bytes(), "t").residency == (mine,)
+        whole = not kernels
+        assert sum(line.startswith("carve-outs: none tried, tables ask for a residency of 2 rows") for line in said) == whole
+        assert sum(line.startswith("carve-outs: ") for line in said) == whole
+        assert any(line.startswith("residency from ") for line in said) == whole
+
+
+def test_prompt_chunks_have_no_residency(
+    artifact: Artifact, tmp_path: Path, api: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_search, "ROUNDS", 0)
+    said: list[str] = []
+    tuned(artifact, tmp_path, api, said.append, buckets=(16,))
+    prefill = next(at for at, line in enumerate(said) if line.startswith("prefill, 16 rows"))
+    assert [at < prefill for at, line in enumerate(said) if line.startswith("residency from ")] == [True] * 3
+
+
 def test_a_step_that_does_not_spill_says_nothing_of_it(artifact: Artifact, tmp_path: Path, api: FakeDriver) -> None:
     said: list[str] = []
     tuned(artifact, tmp_path, api, said.append, kernels=("linear_rope",), buckets=(1,))
@@ -365,6 +475,6 @@ def test_the_command(
     assert found.identity == artifact.identity
     Output(json=False).data(found, draw)
     out, _ = capsys.readouterr()
-    for piece in ("linear_few", "64×176", "block_n 16 → ", found.digest):
+    for piece in ("linear_few", "64×176", "block_n 16 → ", "by residency", found.digest):
         assert piece in out
     assert exit_code(cli, [*line, "--tuning", str(tmp_path / "none.json")]) == 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ouro_build.artifacts.parts import find_part
 from ouro_build.artifacts.tuning import Fragments, Parameters, Queries, Splits, Tile
 from ouro_build.builder.tune_bench import Refused
-from ouro_build.builder.tune_plans import Choice
+from ouro_build.builder.tune_plans import Asked, Choice
 from ouro_build.builder.tune_search import Search
 from ouro_build.kernels.candidates import carved, configuration, neighbours
 from ouro_build.kernels.sites import Site, attention_site
@@ -37,10 +37,10 @@ class Made:
         self.measured: list[Choice] = []
         self.hopeless: list[float] = []
 
-    def compile(self, choices: list[Choice]) -> None:
+    def compile(self, choices: list[Choice], residency: Asked = ()) -> None:
         self.compiled += choices
 
-    def microseconds(self, choice: Choice, hopeless: float = math.inf) -> float:
+    def microseconds(self, choice: Choice, hopeless: float = math.inf, residency: Asked = ()) -> float:
         self.hopeless.append(hopeless)
         assert choice in self.compiled, "measured before it was compiled"
         if any(getattr(p, self.bad[0], None) == self.bad[1] for p in choice.values()):
@@ -85,6 +85,8 @@ def test_changes_that_make_the_step_faster_are_kept_and_add_up() -> None:
     assert (deep.parameters.step, deep.parameters.maxnreg) == (128, 255)
     assert getattr(narrow.parameters, "warps", 0) == 4
     assert (deep.gained, narrow.gained) == (70.0, 30.0)
+    assert found.choice() == {DEEP: deep.parameters, NARROW: narrow.parameters}
+    assert (found.residency, found.resident_us) == ((), 0.0)
     entry = found.entries()[0]
     assert (entry.sizes, entry.rows, entry.kind, entry.parameters) == (DEEP.sizes, 8, "", deep.parameters)
     assert entry.measured is not None

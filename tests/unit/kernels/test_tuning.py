@@ -9,13 +9,24 @@ from hypothesis import strategies as st
 
 from ouro_build.artifacts.parts import find_part
 from ouro_build.artifacts.plan import Launch, LoadTimeValue
-from ouro_build.artifacts.tuning import FORMS, KINDS, Entry, Fragments, Queries, Splits, Tile, TuningTable, decode_table
+from ouro_build.artifacts.tuning import (
+    FORMS,
+    KINDS,
+    Entry,
+    Fragments,
+    Queries,
+    Residency,
+    Splits,
+    Tile,
+    TuningTable,
+    decode_table,
+)
 from ouro_build.kernels.attention_decode import reasoned_splits, split_rule, split_shape
 from ouro_build.kernels.attention_prefill import attention_prefill
 from ouro_build.kernels.linear import linear
 from ouro_build.kernels.linear_few import fragment_shape, reasoned_fragments
 from ouro_build.kernels.sites import Site, attention_site, site_of
-from ouro_build.kernels.tuning import SHIPPED, Tuning, shipped, tuned, tuning_of
+from ouro_build.kernels.tuning import NO_RESIDENCY, SHIPPED, Tuning, shipped, tuned, tuning_of
 from tests.kernel_cases.tuned import launch_of
 from tests.kernel_harness import buffer, matrix_buffer
 
@@ -135,6 +146,23 @@ def test_all_kernels_of_a_step_have_one_carveout(arch: str, rows: int) -> None:
     kinds = [(kernel, kind) for kernel, known in KINDS.items() if FORMS[kernel] in (Fragments, Splits) for kind in known]
     found = [tuning.find(Site(kernel, 16, rows, (1, 1), kind)) for kernel, kind in kinds]
     assert len({-1 if entry is None else getattr(entry.parameters, "carveout", None) for entry in found}) == 1
+
+
+def asked(rows: int, shared: int) -> Residency:
+    return Residency(kernel="residual_norm", bits=16, rows=rows, shared=shared)
+
+
+def test_residency_is_of_the_first_table_of_the_architecture_that_has_it_for_the_very_rows() -> None:
+    def with_residency(*listed: Residency, arch: str = "sm_90") -> TuningTable:
+        return msgspec.structs.replace(table(arch=arch), residency=listed)
+
+    other, first, second = with_residency(asked(1, 1), arch="sm_80"), with_residency(asked(2, 2)), with_residency(asked(1, 3))
+    found = Tuning((other, first, second))
+    assert found.residency("sm_90", 16, 1) == {("residual_norm", ""): asked(1, 3)}
+    assert found.residency("sm_90", 16, 2) == {("residual_norm", ""): asked(2, 2)}
+    assert found.residency("sm_80", 16, 1) == {("residual_norm", ""): asked(1, 1)}
+    for arch, bits, rows in (("sm_90", 16, 3), ("sm_90", 32, 1), ("sm_89", 16, 1)):
+        assert found.residency(arch, bits, rows) == NO_RESIDENCY
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda p: p.stem)

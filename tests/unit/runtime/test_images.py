@@ -55,6 +55,21 @@ def test_specialisations_of_one_file_keep_their_own_carveout() -> None:
     assert api.live() == {"context": 1}
 
 
+def test_blocks_have_the_shared_memory_that_was_asked_for_and_their_own_at_least() -> None:
+    """Functions of one file that ask for different amounts are not the same: each must be allowed its own."""
+    asked = [0, 60 << 10, 200, 100 << 10, 60 << 10]
+    api = FakeDriver()
+    options = [msgspec.structs.replace(SPREAD.options, shared=shared) for shared in asked]
+    specializations = [msgspec.structs.replace(SPREAD, options=o) for o in options]
+    records = [image("spread", SPREAD_PARAMETERS, shared=1024)] * len(asked)
+    images = Images(open_driver(0, api), records, specializations, FILES.__getitem__)
+    assert [kernel.shared for kernel in images.kernels] == [1024, 60 << 10, 1024, 100 << 10, 60 << 10]
+    most = [api.objects[int(kernel.function)].max_shared for kernel in images.kernels]
+    assert most == [48 << 10, 60 << 10, 48 << 10, 100 << 10, 60 << 10]
+    assert api.calls["cuLibraryLoadData"] == 3
+    images.close()
+
+
 def test_a_carveout_that_the_driver_refuses_is_named() -> None:
     api = FakeDriver()
     api.fail("cuFuncSetAttribute", "CUDA_ERROR_INVALID_VALUE", 2)
