@@ -8,14 +8,14 @@ from typing import Any
 from ouro_build.artifacts.errors import CheckpointError, OuroError
 
 
-def parse_object(raw: bytes, where: str, damaged: type[OuroError] = CheckpointError) -> dict[str, Any]:
-    """The JSON object in `raw`. Raises `damaged`, naming `where`, if it is anything else or repeats a key."""
+def parse_object(raw: bytes, where: str, damaged: type[OuroError] = CheckpointError, hint: str = "") -> dict[str, Any]:
+    """The JSON object in `raw`. Raises `damaged`, naming `where` and with `hint`, if it is anything else or repeats a key."""
     try:
         value = json.loads(raw, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise damaged(f"not valid JSON: {error}", where=where) from error
+        raise damaged(f"not valid JSON: {error}", where=where, hint=hint) from error
     if not isinstance(value, dict):
-        raise damaged(f"holds a JSON {type(value).__name__}, an object is expected", where=where)
+        raise damaged(f"holds a JSON {type(value).__name__}, an object is expected", where=where, hint=hint)
     return value
 
 

@@ -264,7 +264,7 @@ def decode_table(raw: bytes, where: str) -> TuningTable:
     hint = "Write it with ouro-artifact tune; artifacts/schemas/tuning.json describes it."
     if len(raw) > _MOST_BYTES:
         raise UsageError(f"{len(raw)} bytes, at most {_MOST_BYTES} expected", where=where, hint=hint)
-    parse_object(raw, where, UsageError)  # repeated keys
+    parse_object(raw, where, UsageError, hint)  # repeated keys
     try:
         return msgspec.json.decode(raw, type=TuningTable)
     except (msgspec.MsgspecError, RecursionError) as error:

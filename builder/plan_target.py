@@ -21,8 +21,9 @@ from ouro_build.builder.planner import place
 from ouro_build.builder.programs import Programs
 from ouro_build.builder.source import Source, open_source
 from ouro_build.builder.spec import BuildSpec
-from ouro_build.builder.tuned import Chosen, chosen_entries, shaped, unused_entries
+from ouro_build.builder.tuned import Chosen, chosen_entries, shaped, unused_entries, unused_residency
 from ouro_build.kernels import registry
+from ouro_build.kernels.sites import bits_of
 from ouro_build.kernels.spec import LOAD_TIME_DIVISORS
 from ouro_build.kernels.tuning import tuned
 
@@ -90,4 +91,5 @@ def plan_target(
     divided = plan_memory(part, model, geometry, placement.plans, placement.pools, memory)
     records, found = with_tables.tuning.records(part), shaped(placement.plans, with_tables.tuning)
     chosen, notes = chosen_entries(found, mine), unused_entries(found, mine)
+    notes += unused_residency(placement.plans, mine, bits_of(model.dtype))
     return Target(part, index, columns, placement.pools, divided, records, chosen, notes)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.model import ModelConfig
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Buffer, Plan, ProgramKey
 from ouro_build.artifacts.rows import RECORD
 from ouro_build.builder.buffers import Buffers
-from ouro_build.builder.record import Recorder
+from ouro_build.builder.record import Recorder, takes_residency
 from ouro_build.builder.sparse import Attention, LoopAttention, SparseAttention
 from ouro_build.kernels.advance import advance
 from ouro_build.kernels.argmax import argmax
@@ -30,7 +29,8 @@ from ouro_build.kernels.resolve import resolve
 from ouro_build.kernels.rms_norm import rms_norm
 from ouro_build.kernels.rope_kv_write import rope_kv_write
 from ouro_build.kernels.silu_mul import silu_mul
-from ouro_build.kernels.tuning import NO_RESIDENCY, Residencies, tuning_of
+from ouro_build.kernels.sites import bits_of
+from ouro_build.kernels.tuning import tuning_of
 
 
 class Programs:
@@ -61,7 +61,7 @@ class Programs:
     def prelude(self, bucket: int) -> Plan:
         """Apply the host's row inputs, start the rows at loop 0, embed their tokens."""
         b, part = self._buffers, self._part
-        recorder = Recorder(ProgramKey("prelude", bucket))
+        recorder = self._recorder(ProgramKey("prelude", bucket))
         recorder.add(
             bind(part, bucket=bucket, inputs=b.inputs, row_state=b.row_state, block_tables=b.block_tables,
                  block_size=self._geometry.block_size)
@@ -72,18 +72,17 @@ class Programs:
 
     def recurrent(self, bucket: int, mode: str = "dense", variant: str = "") -> Plan:
         """One loop over rows of any loop, one query a row."""
-        asked = self._residency(bucket) if mode == "dense" else NO_RESIDENCY
-        recorder = Recorder(ProgramKey("recurrent", bucket, mode, variant), asked)
+        recorder = self._recorder(ProgramKey("recurrent", bucket, mode, variant))
         return self._loop(recorder, bucket, self._attention.of(mode, variant))
 
     def prefill(self, bucket: int) -> Plan:
         """One loop over prompt rows; a request's rows are adjacent and ascending."""
-        return self._loop(Recorder(ProgramKey("prefill", bucket)), bucket, self._prefill_attention)
+        return self._loop(self._recorder(ProgramKey("prefill", bucket)), bucket, self._prefill_attention)
 
     def coda(self, bucket: int) -> Plan:
         """LM head over the rows of the coda batch."""
         b = self._buffers
-        recorder = Recorder(ProgramKey("coda", bucket), self._residency(bucket))
+        recorder = self._recorder(ProgramKey("coda", bucket))
         rows = self._coda_rows(recorder, bucket)
         recorder.add(linear(self._part, rows=rows, x=b.hidden, weight=b.weight("lm_head"), out=b.logits, gather=True))
         return recorder.plan()
@@ -91,7 +90,7 @@ class Programs:
     def sample(self, bucket: int) -> Plan:
         """Greedy choice from the logits of the coda batch."""
         b = self._buffers
-        recorder = Recorder(ProgramKey("sample", bucket))
+        recorder = self._recorder(ProgramKey("sample", bucket))
         rows = self._coda_rows(recorder, bucket)
         recorder.add(argmax(self._part, rows=rows, logits=b.logits, tokens=b.tokens))
         return recorder.plan()
@@ -99,7 +98,7 @@ class Programs:
     def advance(self, bucket: int) -> Plan:
         """Make the sampled tokens the rows' next inputs."""
         b = self._buffers
-        recorder = Recorder(ProgramKey("advance", bucket))
+        recorder = self._recorder(ProgramKey("advance", bucket))
         rows = self._coda_rows(recorder, bucket)
         recorder.add(advance(self._part, rows=rows, tokens=b.tokens, row_state=b.row_state))
         return recorder.plan()
@@ -107,7 +106,7 @@ class Programs:
     def kv_copy(self, bucket: int) -> Plan:
         """Copy the rows' keys and values of the last loop that ran to the planes of the loops that were skipped."""
         b = self._buffers
-        recorder = Recorder(ProgramKey("kv_copy", bucket))
+        recorder = self._recorder(ProgramKey("kv_copy", bucket))
         rows = self._coda_rows(recorder, bucket)
         recorder.add(
             kv_copy(self._part, rows=rows, block_tables=b.block_tables, kv=b.kv,
@@ -118,12 +117,14 @@ class Programs:
     def read(self) -> Plan:
         """Read the weights pool once: how fast this can be is what a step's speed is held against."""
         b = self._buffers
-        recorder = Recorder(ProgramKey("read", 1))
+        recorder = self._recorder(ProgramKey("read", 1))
         recorder.add(read_pool(self._part, pool=b.weights_pool, sums=b.read_sums))
         return recorder.plan()
 
-    def _residency(self, bucket: int) -> Residencies:
-        return tuning_of(self._part).residency(self._part.arch, 8 * DTYPES[self._model.dtype].bytes, bucket)
+    def _recorder(self, key: ProgramKey) -> Recorder:
+        if not takes_residency(key):
+            return Recorder(key)
+        return Recorder(key, tuning_of(self._part).residency(self._part.arch, bits_of(self._model.dtype), key.bucket))
 
     def _resolve(self, recorder: Recorder, bucket: int, batch: Buffer, loop_limit: int) -> Buffer:
         """Row records of `batch`; rows whose loop is `loop_limit` or more, or past the context, are inactive in the program."""

@@ -11,6 +11,17 @@ from ouro_build.kernels.sites import site_of
 from ouro_build.kernels.tuning import NO_RESIDENCY, Residencies
 
 
+def takes_residency(key: ProgramKey) -> bool:
+    """Whether tables say what launches of the plan ask a multiprocessor for: it was found in dense decode steps."""
+    return key.program in ("recurrent", "coda") and key.mode == "dense"
+
+
+def residency_key(launch: Launch) -> tuple[str, str]:
+    """What tables tell launches apart by: the kernel, and the kind of its shape where they have entries for it."""
+    site = site_of(launch)
+    return launch.specialization.kernel, "" if site is None else site.kind
+
+
 class Recorder:
     """Collects the launches of one plan: a chain, and what runs beside it.
 
@@ -74,8 +85,7 @@ class Recorder:
         return Plan(self._key, tuple(_asking(launch, carveout) for launch in self._launches))
 
     def _resident(self, launch: Launch) -> Launch:
-        site = site_of(launch)
-        found = self._residency.get((launch.specialization.kernel, "" if site is None else site.kind))
+        found = self._residency.get(residency_key(launch))
         return launch if found is None else _asking(launch, found.carveout, found.shared)
 
 

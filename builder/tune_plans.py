@@ -10,7 +10,6 @@ from typing import Literal
 import msgspec
 
 from ouro_build.artifacts.columns import Columns, GraphEntry, GraphStep, LoadTimeEntry, PlanIndex, decode_plan, encode
-from ouro_build.artifacts.dtypes import DTYPES
 from ouro_build.artifacts.errors import BuildError
 from ouro_build.artifacts.geometry import Geometry
 from ouro_build.artifacts.manifest import Manifest, TargetRecord
@@ -23,7 +22,8 @@ from ouro_build.artifacts.tuning import Entry, Parameters, Residency, TuningTabl
 from ouro_build.builder.buffers import Buffers, make_buffers
 from ouro_build.builder.planner import place
 from ouro_build.builder.programs import Programs
-from ouro_build.kernels.sites import Site, site_of
+from ouro_build.builder.record import residency_key, takes_residency
+from ouro_build.kernels.sites import Site, bits_of, site_of
 from ouro_build.kernels.spec import LOAD_TIME_DIVISORS
 from ouro_build.kernels.tuning import NO_RESIDENCY, Residencies, TunedPart, tuned
 
@@ -35,7 +35,6 @@ Asked = tuple[Residency, ...]
 
 PROGRAMS: Mapping[Family, tuple[str, ...]] = {"decode": ("prelude", "recurrent", "coda"), "prefill": ("prelude", "prefill")}
 _LOOPED = ("recurrent", "prefill")
-_RESIDENT = ("recurrent", "coda")  # the programs of a step whose launches ask tables for a residency
 
 
 @dataclass(frozen=True)
@@ -101,31 +100,28 @@ class StepRecorder:
         """What tables ask for launches of the step; nothing for a prompt chunk, whose programs do not ask them."""
         if self.family != "decode":
             return NO_RESIDENCY
-        return self.part_with({}).tuning.residency(self.part.arch, self._bits(), self.bucket)
+        return self.part_with({}).tuning.residency(self.part.arch, bits_of(self.model.dtype), self.bucket)
 
     def residency(self, choice: Choice) -> Residencies:
         """What launches of a step with `choice` have of what tables may ask for, whether any table does; of launches that
         tables cannot tell apart, what the first has."""
         found: dict[tuple[str, str], Residency] = {}
-        for plan in self.record(choice).plans:
-            for launch in plan.launches if plan.key.program in _RESIDENT else ():
+        for plan in filter(lambda plan: takes_residency(plan.key), self.record(choice).plans):
+            for launch in plan.launches:
                 residency = self._residency(launch)
                 found.setdefault((residency.kernel, residency.kind), residency)
         return dict(sorted(found.items()))
 
     def _residency(self, launch: Launch) -> Residency:
-        site, options = site_of(launch), launch.specialization.options
+        (kernel, kind), options = residency_key(launch), launch.specialization.options
         return Residency(
-            kernel=launch.specialization.kernel,
-            bits=self._bits(),
+            kernel=kernel,
+            bits=bits_of(self.model.dtype),
             rows=self.bucket,
-            kind="" if site is None else site.kind,
+            kind=kind,
             carveout=options.carveout,
             shared=options.shared,
         )
-
-    def _bits(self) -> Literal[16, 32]:
-        return 32 if DTYPES[self.model.dtype].bytes == 4 else 16
 
 
 def check_same_kernels(artifact: Artifact, target: TargetRecord, step: StepPlans) -> None:

@@ -12,6 +12,7 @@ from ouro_build.artifacts.plan import Plan, Specialization
 from ouro_build.artifacts.tuning import FORMS, Entry, TuningTable, decode_table
 from ouro_build.builder.cache import Image
 from ouro_build.builder.limits import check_limits
+from ouro_build.builder.record import residency_key, takes_residency
 from ouro_build.kernels.registry import NAMES
 from ouro_build.kernels.sites import site_of
 from ouro_build.kernels.tuning import Tuning
@@ -42,7 +43,8 @@ def read_tables(paths: Iterable[Path]) -> tuple[TuningTable, ...]:
 
 
 def check_tables(tables: Sequence[TuningTable], parts: Sequence[Part]) -> None:
-    """Raise UsageError for a table whose architecture none of `parts` has, or another table has too."""
+    """Raise UsageError for a table whose architecture none of `parts` has, or another table has too, and for one that asks for
+    more shared memory than a block may have there."""
     wanted = {part.arch for part in parts}
     seen: set[str] = set()
     for table in tables:
@@ -52,6 +54,11 @@ def check_tables(tables: Sequence[TuningTable], parts: Sequence[Part]) -> None:
         if table.arch in seen:
             raise UsageError(f"table {table.name!r} is the second for {table.arch}", where=_FLAG, hint="Give one of them.")
         seen.add(table.arch)
+        most = min(part.shared for part in parts if part.arch == table.arch)
+        if wrong := next((r for r in table.residency if r.shared > most), None):
+            what = f"a block is to have {wrong.shared} bytes of shared memory, and {table.arch} has {most}"
+            hint = f"Tune on {table.arch} again, or take it out of the table."
+            raise UsageError(what, where=f"{_FLAG}: table {table.name!r}, residency of {wrong.place}", hint=hint)
 
 
 def shaped(plans: Iterable[Plan], tuning: Tuning) -> tuple[Shaped, ...]:
@@ -73,6 +80,14 @@ def unused_entries(found: Iterable[Shaped], tables: Sequence[TuningTable]) -> tu
     counts = [(t.name, len(t.entries), sum(e not in used for e in t.entries)) for t in tables]
     said = "{} of the {} entries of table {} shape nothing: this build lacks their shapes or rows, or others come first"
     return tuple(said.format(left, every, repr(name)) for name, every, left in counts if left)
+
+
+def unused_residency(plans: Iterable[Plan], tables: Sequence[TuningTable], bits: int) -> tuple[str, ...]:
+    """A sentence for every table that asks something of launches that `plans` of a model of `bits` bits do not have."""
+    there = {(*residency_key(x), plan.key.bucket) for plan in plans if takes_residency(plan.key) for x in plan.launches}
+    counts = [(t, sum((r.kernel, r.kind, r.rows) not in there or r.bits != bits for r in t.residency)) for t in tables]
+    said = "{} of the {} residencies of table {} hold for no launch: this build lacks their kernels, kinds or rows"
+    return tuple(said.format(left, len(t.residency), repr(t.name)) for t, left in counts if left)
 
 
 def check_image(part: Part, specialization: Specialization, image: Image, chosen: Chosen) -> None:

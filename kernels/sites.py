@@ -30,13 +30,13 @@ class Site(NamedTuple):
 
 def matrix_site(kernel: str, bucket: int, size: int, width: int, dtype: str) -> Site:
     """Of a kernel that multiplies `bucket` rows with a weight [size, width] of `dtype`."""
-    return Site(kernel, _bits(dtype), bucket, (size, width), _kind(size, width))
+    return Site(kernel, bits_of(dtype), bucket, (size, width), _kind(size, width))
 
 
 def attention_site(kernel: str, bucket: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> Site:
     """Of an attention kernel over `bucket` rows, with keys of `dtype`."""
     kind = "single" if heads == kv_heads else "grouped"
-    return Site(kernel, _bits(dtype), bucket, (heads, kv_heads, head_dim), kind)
+    return Site(kernel, bits_of(dtype), bucket, (heads, kv_heads, head_dim), kind)
 
 
 def site_of(launch: Launch) -> Site | None:
@@ -68,5 +68,6 @@ def _kind(size: int, width: int) -> str:
     return "narrow" if size <= _NARROW else "middle"
 
 
-def _bits(dtype: str) -> Literal[16, 32]:
+def bits_of(dtype: str) -> Literal[16, 32]:
+    """Bits of an element, as tables tell them apart."""
     return 32 if DTYPES[dtype].bytes == 4 else 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -51,6 +52,30 @@ def test_an_entry_shapes_its_images_and_the_rest_is_noted() -> None:
     assert (plain.chosen, plain.notes) == ({}, ())
     assert target.part == plain.part == H200
     assert type(target.part) is type(H200)
+
+
+def test_what_is_asked_for_reaches_its_launches_and_the_rest_is_noted() -> None:
+    def asked(kernel: str, rows: int = 1, kind: str = "", bits: Literal[16, 32] = 16) -> Residency:
+        return Residency(kernel=kernel, bits=bits, rows=rows, kind=kind, shared=3072)
+
+    used = (asked("residual_norm"), asked("linear_few", kind="narrow"))
+    stray = (asked("residual_norm", rows=2), asked("linear_few"), asked("silu_mul"), asked("rms_norm", bits=32))
+    (target,) = prepare(spec(msgspec.structs.replace(GIVEN, entries=(), residency=(*used, *stray)))).targets
+    assert [note.partition(":")[0] for note in target.notes] == ["4 of the 6 residencies of table 'given' hold for no launch"]
+    given = {(s.kernel, s.options.shared) for s in target.index.specializations}
+    assert ("residual_norm", 3072) in given
+    assert ("rms_norm", 3072) not in given
+
+
+def test_more_shared_memory_than_a_block_may_have_is_refused() -> None:
+    residency = (Residency(kernel="residual_norm", bits=16, rows=1, shared=100 << 10),)
+    wide, narrow = find_part("h200"), find_part("sm_120")
+    check_tables([msgspec.structs.replace(GIVEN, residency=residency)], [wide])
+    where = (
+        r"--tuning: table 'given', residency of residual_norm, 16 bits, 1 rows: a block is to have 102400 bytes of shared mem"
+    )
+    with pytest.raises(UsageError, match=where):
+        check_tables([msgspec.structs.replace(GIVEN, arch="sm_120", residency=residency)], [narrow])
 
 
 def test_entries_of_several_buckets_that_come_to_one_image_are_all_used() -> None:
@@ -130,7 +155,7 @@ def test_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"t\.json: residency\[0\]: there is no kernel 'linear_fewer'"):
         read_tables([path])
     path.write_bytes(encode_table(GIVEN)[:-4])
-    with pytest.raises(UsageError, match=r"--tuning .*t\.json: not valid JSON"):
+    with pytest.raises(UsageError, match=r"(?s)--tuning .*t\.json: not valid JSON.*Write it with ouro-artifact tune"):
         read_tables([path])
 
 
