@@ -23,8 +23,8 @@ from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Dim, LoadTimeValue, Pool
 from ouro_build.artifacts.tuning import TuningRecord
 
-FORMAT = "1.1"
-"""1.1 added the carve-outs that launches prefer."""
+FORMAT = "1.2"
+"""1.1 added the carve-outs that launches prefer, 1.2 the shared memory that they ask for."""
 MANIFEST = "manifest.json"
 ORACLE = "oracle.json"
 KV_AXES = ("plane", "block", "key_value", "kv_head", "position", "head_dim")
@@ -235,6 +235,12 @@ def decode_manifest(raw: bytes, where: str = MANIFEST) -> Manifest:
     return manifest
 
 
+def check_readable(manifest: Manifest, error: Exception, where: str) -> None:
+    """Raise VersionError if `error`, met at `where`, may come from what a newer format of the artifact added."""
+    if _is_newer(manifest.format):
+        raise _unknown_format(manifest.format, where) from error
+
+
 class _Envelope(msgspec.Struct):
     kind: str = ""
     format: str = ""
@@ -251,10 +257,14 @@ def _check_format(raw: bytes, where: str) -> str:
     found = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", envelope.format, re.ASCII)
     if found is None:
         raise ArtifactError(f"format is {envelope.format!r}, a version such as {FORMAT} expected", where=where)
-    ours = FORMAT.split(".")
-    if int(found[1]) != int(ours[0]):
+    if int(found[1]) != int(FORMAT.split(".")[0]):
         raise _unknown_format(envelope.format, where)
-    return envelope.format if int(found[2]) > int(ours[1]) else ""
+    return envelope.format if _is_newer(envelope.format) else ""
+
+
+def _is_newer(version: str) -> bool:
+    """Whether the minor version is newer than ours."""
+    return int(version.split(".")[1]) > int(FORMAT.split(".")[1])
 
 
 def _unknown_format(version: str, where: str) -> VersionError:

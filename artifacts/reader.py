@@ -24,6 +24,7 @@ from ouro_build.artifacts.manifest import (
     FileRecord,
     Manifest,
     TargetRecord,
+    check_readable,
     decode_manifest,
     identity,
 )
@@ -52,7 +53,12 @@ class Artifact:
 
     def plans(self, target: TargetRecord) -> tuple[PlanIndex, Columns]:
         """The plans of `target`. Raises ArtifactError if any index or offset in them is out of range."""
-        index = _decode_index(self.read(target.plan_index), target.plan_index)
+        raw = self.read(target.plan_index)
+        try:
+            index = _decode_index(raw, target.plan_index)
+        except ArtifactError as error:
+            check_readable(self.manifest, error, target.plan_index)
+            raise
         check_plans(self.manifest, target, index)
         columns = columns_from_bytes(index, self.read(target.plan_columns), target.plan_columns)
         check_arguments(index, columns, target.plan_columns)

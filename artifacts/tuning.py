@@ -195,8 +195,10 @@ class Residency(_Record, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         kinds = KINDS.get(self.kernel, ())
+        if self.kind and not kinds:
+            raise ValueError(f"{self.kernel} has no kinds, and kind is {self.kind!r}")
         if self.kind and self.kind not in kinds:
-            raise ValueError(f"kind {self.kind!r} is not one of {', '.join(kinds) or 'none'}")
+            raise ValueError(f"kind {self.kind!r} is not one of {', '.join(kinds)}")
 
     @property
     def place(self) -> str:

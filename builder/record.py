@@ -22,6 +22,11 @@ def residency_key(launch: Launch) -> tuple[str, str]:
     return launch.specialization.kernel, "" if site is None else site.kind
 
 
+def covers(residency: Residencies, launches: Sequence[Launch]) -> bool:
+    """Whether `residency` says something of every launch: what is good for one depends on what all others ask for."""
+    return all(residency_key(launch) in residency for launch in launches)
+
+
 class Recorder:
     """Collects the launches of one plan: a chain, and what runs beside it.
 
@@ -74,9 +79,9 @@ class Recorder:
         return tuple(at for at in range(len(self._launches)) if at not in followed and at != self._end)
 
     def plan(self) -> Plan:
-        """What was recorded, with what tables ask for it. Where they ask for nothing, and the launches that ask for a carve-out
+        """What was recorded, with what tables ask for all of it. Where they do not, and the launches that ask for a carve-out
         ask for one, the others have it too: a multiprocessor divides its memory anew only when it has drained."""
-        if self._residency:
+        if covers(self._residency, self._launches):
             return Plan(self._key, tuple(map(self._resident, self._launches)))
         asked = {launch.specialization.options.carveout for launch in self._launches} - {-1}
         if len(asked) != 1:
@@ -85,8 +90,8 @@ class Recorder:
         return Plan(self._key, tuple(_asking(launch, carveout) for launch in self._launches))
 
     def _resident(self, launch: Launch) -> Launch:
-        found = self._residency.get(residency_key(launch))
-        return launch if found is None else _asking(launch, found.carveout, found.shared)
+        found = self._residency[residency_key(launch)]
+        return _asking(launch, found.carveout, found.shared)
 
 
 def _asking(launch: Launch, carveout: int, shared: int = 0) -> Launch:

@@ -17,7 +17,7 @@ from ouro_build.builder.toolchain import Toolchain
 
 @dataclass
 class TriedImages:
-    """Every image that was asked for so far, or why there is none that can be launched."""
+    """Every image that was asked for so far, or why there is none that can be launched; what only launches is no part of it."""
 
     part: Part
     toolchain: Toolchain
@@ -29,7 +29,7 @@ class TriedImages:
     def compile(self, wanted: Iterable[Specialization]) -> None:
         """Make what is not there yet. Raises CompileError only if the compilers themselves fail."""
         known = self._images.keys() | self._refused.keys()
-        missing = [s for s in dict.fromkeys(wanted) if s not in known]
+        missing = [s for s in dict.fromkeys(s.compiled() for s in wanted) if s not in known]
         work = jobs(missing, self.part.arch, self.toolchain)
         failed: dict[str, CompileError] = {}
         made = compile_images(work, self.cache, self.workers, refused=failed).images
@@ -43,19 +43,19 @@ class TriedImages:
 
     def spills(self, specializations: Iterable[Specialization]) -> dict[Specialization, int]:
         """Those that were compiled for a table's configuration and spill, with the bytes of a thread."""
-        found = ((s, self._images[s].spills) for s in specializations if s.kernel in FORMS and s in self._images)
-        return {s: spilled for s, spilled in found if spilled}
+        made = ((s, self._images.get(s.compiled())) for s in specializations if s.kernel in FORMS)
+        return {s: image.spills for s, image in made if image is not None and image.spills}
 
     def refusal(self, specializations: Sequence[Specialization], first: Collection[Specialization] = ()) -> str:
         """Why one of them must not run; empty if all may. Those that the `first` step has may spill: it is what runs today."""
-        refused = next((self._refused[s] for s in specializations if s in self._refused), "")
+        refused = next((self._refused[s.compiled()] for s in specializations if s.compiled() in self._refused), "")
         today = {s.compiled() for s in first}
         spilled = self.spills(s for s in specializations if s.compiled() not in today)
         return refused or next((f"a thread spills {size} bytes" for size in spilled.values()), "")
 
     def images(self, specializations: Sequence[Specialization]) -> tuple[Image, ...]:
         """Their images, in order: all must have been compiled, and not refused."""
-        return tuple(self._images[s] for s in specializations)
+        return tuple(self._images[s.compiled()] for s in specializations)
 
     def _reason(self, specialization: Specialization, image: Image) -> str:
         """Why it cannot be launched. Kernels that no table configures are as the build has them: none of those is refused."""

@@ -72,12 +72,13 @@ class StepRecorder:
         self._buffers: Buffers = make_buffers(model, geometry, weight_buffers(model))
 
     def part_with(self, choice: Choice, residency: Asked = ()) -> TunedPart:
-        """The part with `choice` and `residency` asked before all tables."""
+        """The part with `choice` and `residency`, or what tables have instead of none, asked before all tables."""
         entries = tuple(
             Entry(kernel=s.kernel, bits=s.bits, rows=s.rows, sizes=s.sizes, parameters=p) for s, p in choice.items()
         )
         arch = self.part.arch
-        chosen = TuningTable(name="tried", arch=arch, source="being tried", entries=entries, residency=residency)
+        asked = residency or tuple(self.asked().values())
+        chosen = TuningTable(name="tried", arch=arch, source="being tried", entries=entries, residency=asked)
         return tuned(self.part, (chosen, *self._tables))
 
     def record(self, choice: Choice, residency: Asked = ()) -> StepPlans:
@@ -100,7 +101,7 @@ class StepRecorder:
         """What tables ask for launches of the step; nothing for a prompt chunk, whose programs do not ask them."""
         if self.family != "decode":
             return NO_RESIDENCY
-        return self.part_with({}).tuning.residency(self.part.arch, bits_of(self.model.dtype), self.bucket)
+        return tuned(self.part, self._tables).tuning.residency(self.part.arch, bits_of(self.model.dtype), self.bucket)
 
     def residency(self, choice: Choice) -> Residencies:
         """What launches of a step with `choice` have of what tables may ask for, whether any table does; of launches that

@@ -22,6 +22,8 @@ TRIALS = 300
 """Changes tried from each origin."""
 _CLOSER = 0.999
 """A change must leave less than this share of the time: many small ones add up, and all together are held to GAIN."""
+_AGAIN = 30
+"""Changes after which what they are held against is measured again."""
 
 
 class ResidencySearch:
@@ -37,7 +39,7 @@ class ResidencySearch:
         Raises Refused if the step is not right any more as it was.
         """
         reached = [self._descend(name, origin) for name, origin in residency_origins(now).items()]
-        best, _ = min(reached, key=lambda pair: pair[1])
+        best = min(reached, key=self._time)  # minutes lie between what was measured on the way
         if best == now:
             self._say("residency: nothing is faster")
             return found
@@ -48,11 +50,13 @@ class ResidencySearch:
         self._say(f"residency: {before:.1f} µs a step before, {after:.1f} with {_shown(best)}")
         return replace(found, us=after, residency=tuple(best.values()), resident_us=before - after)
 
-    def _descend(self, name: str, origin: Residencies) -> tuple[Residencies, float]:
-        """Where changes lead from `origin`, and microseconds of the step there."""
+    def _descend(self, name: str, origin: Residencies) -> Residencies:
+        """Where changes lead from `origin`."""
         at, best = origin, self._time(origin)
         tried = refused = 0
-        for _ in range(TRIALS):
+        for trial in range(1, TRIALS + 1):
+            if trial % _AGAIN == 0:  # the device may have another pace by now
+                best = self._time(at)
             other = changed_residency(at, self._most_shared, self._random)
             if other == at:
                 continue
@@ -61,7 +65,7 @@ class ResidencySearch:
             if us < best * _CLOSER:
                 at, best = self._closer(at, other)
         self._say(f"residency from {name}: {tried} tried, {refused} refused, {best:.1f} µs a step")
-        return at, best
+        return at
 
     def _closer(self, at: Residencies, other: Residencies) -> tuple[Residencies, float]:
         """The faster of both, measured beside each other, and its time: the first may have been luck, or the device's pace

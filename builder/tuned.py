@@ -9,10 +9,10 @@ from ouro_build.artifacts.errors import CompileError, UsageError
 from ouro_build.artifacts.manifest import TargetRecord
 from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Plan, Specialization
-from ouro_build.artifacts.tuning import FORMS, Entry, TuningTable, decode_table
+from ouro_build.artifacts.tuning import FORMS, Entry, Residency, TuningTable, decode_table
 from ouro_build.builder.cache import Image
 from ouro_build.builder.limits import check_limits
-from ouro_build.builder.record import residency_key, takes_residency
+from ouro_build.builder.record import covers, residency_key, takes_residency
 from ouro_build.kernels.registry import NAMES
 from ouro_build.kernels.sites import site_of
 from ouro_build.kernels.tuning import Tuning
@@ -84,10 +84,22 @@ def unused_entries(found: Iterable[Shaped], tables: Sequence[TuningTable]) -> tu
 
 def unused_residency(plans: Iterable[Plan], tables: Sequence[TuningTable], bits: int) -> tuple[str, ...]:
     """A sentence for every table that asks something of launches that `plans` of a model of `bits` bits do not have."""
-    there = {(*residency_key(x), plan.key.bucket) for plan in plans if takes_residency(plan.key) for x in plan.launches}
-    counts = [(t, sum((r.kernel, r.kind, r.rows) not in there or r.bits != bits for r in t.residency)) for t in tables]
-    said = "{} of the {} residencies of table {} hold for no launch: this build lacks their kernels, kinds or rows"
+    resident = [plan for plan in plans if takes_residency(plan.key)]
+    counts = [(t, len(t.residency) - len(_used(t, resident, bits))) for t in tables]
+    said = (
+        "{} of the {} residencies of table {} hold for no launch: this build lacks their kernels, kinds or rows, or the table "
+        "lacks others of the same program and rows, and a program takes all or none"
+    )
     return tuple(said.format(left, len(t.residency), repr(t.name)) for t, left in counts if left)
+
+
+def _used(table: TuningTable, plans: Iterable[Plan], bits: int) -> set[Residency]:
+    used: set[Residency] = set()
+    for plan in plans:
+        mine = {(r.kernel, r.kind): r for r in table.residency if (r.bits, r.rows) == (bits, plan.key.bucket)}
+        if covers(mine, plan.launches):
+            used |= {mine[residency_key(launch)] for launch in plan.launches}
+    return used
 
 
 def check_image(part: Part, specialization: Specialization, image: Image, chosen: Chosen) -> None:

@@ -55,10 +55,16 @@ class Tuning(NamedTuple):
         return entry.parameters if entry is not None and isinstance(entry.parameters, form) else None
 
     def residency(self, arch: str, bits: int, rows: int) -> Residencies:
-        """What the first table of `arch` itself asks for that has any for just `rows` rows of a model of `bits` bits."""
-        own = (table.residency for table in self.tables if table.arch == arch)
-        found = ({(r.kernel, r.kind): r for r in listed if (r.bits, r.rows) == (bits, rows)} for listed in own)
-        return next(filter(None, found), NO_RESIDENCY)
+        """What is asked for by the first table of `arch` itself that has something for just `rows` rows of a model of `bits`
+        bits: where it has carve-outs in entries and no residency, those are meant."""
+        for table in self.tables:
+            if table.arch != arch:
+                continue
+            found = {(r.kernel, r.kind): r for r in table.residency if (r.bits, r.rows) == (bits, rows)}
+            carved = (e for e in table.entries if isinstance(e.parameters, Fragments | Splits))
+            if found or any((e.bits, e.rows) == (bits, rows) for e in carved):
+                return found
+        return NO_RESIDENCY
 
     def records(self, part: Part) -> tuple[TuningRecord, ...]:
         """What a manifest says of them."""

@@ -66,7 +66,8 @@ class Images:
     def _kernel(self, record: ImageRecord, specialization: Specialization, read: Callable[[str], bytes]) -> LoadedKernel:
         call, doing = self._driver.call, f"loading {record.path}"
         carveout, shared = specialization.options.carveout, max(record.shared, specialization.options.shared)
-        key = (record.path, carveout, shared)  # a function's attributes are those of its library
+        allowed = shared if shared > _DEFAULT_SHARED else 0
+        key = (record.path, carveout, allowed)  # a function's attributes are those of its library
         if key not in self._libraries:
             self._libraries[key] = self._library(read(record.path), doing)
         kernel = call("cuLibraryGetKernel", self._libraries[key], record.function.encode(), doing=doing)
@@ -74,7 +75,7 @@ class Images:
         call("cuFuncLoad", function, doing=doing)  # now, whatever CUDA_MODULE_LOADING says
         _check_parameters(self._driver, function, record, specialization)
         ids, giving = self._driver.api.CUfunction_attribute, f"giving {record.path} its shared memory"
-        if shared > _DEFAULT_SHARED:
+        if allowed:
             attribute = ids.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             call("cuFuncSetAttribute", function, attribute, shared, doing=giving)
         if carveout >= 0:

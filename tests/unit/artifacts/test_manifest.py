@@ -8,7 +8,7 @@ import pytest
 
 from ouro_build.artifacts.checks import check_manifest
 from ouro_build.artifacts.errors import ArtifactError, VersionError
-from ouro_build.artifacts.manifest import Manifest, decode_manifest, encode_manifest, identity, sealed
+from ouro_build.artifacts.manifest import Manifest, check_readable, decode_manifest, encode_manifest, identity, sealed
 from ouro_build.artifacts.plan import LoadTimeValue, Pool
 from ouro_build.artifacts.plan_checks import check_plans
 from ouro_build.artifacts.reader import open_artifact
@@ -75,6 +75,10 @@ def test_versions(manifest: Manifest) -> None:
     assert decode_manifest(changed(manifest, lambda v: v.update(format="1.7"))).format == "1.7"
     with pytest.raises(VersionError, match=r"format 1\.7 is not known"):
         decode_manifest(with_format("1.7"))
+    damage = ArtifactError("unknown field")
+    check_readable(manifest, damage, "plans/h200.json")
+    with pytest.raises(VersionError, match=r"plans/h200\.json: format 1\.7 is not known"):
+        check_readable(replace(manifest, format="1.7"), damage, "plans/h200.json")
 
 
 def test_only_the_canonical_form(manifest: Manifest) -> None:

@@ -105,7 +105,7 @@ def test_residency_is_of_a_table_that_has_it_and_changes_nothing_of_others() -> 
     ("second", "text"),
     [
         ({}, r"residency\[1\] is the second for residual_norm, 16 bits, 1 rows"),
-        ({"kind": "deep"}, "kind 'deep' is not one of none"),
+        ({"kind": "deep"}, "residual_norm has no kinds, and kind is 'deep'"),
         ({"kernel": "linear_few", "kind": "single"}, "kind 'single' is not one of middle"),
         ({"shared": (227 << 10) + 1}, r"residency\[1\]\.shared"),
         ({"carveout": 101}, r"residency\[1\]\.carveout"),

@@ -35,6 +35,9 @@ def changed(options: dict[str, object], **fields: object) -> Specialization:
 
 def test_an_image_within_the_limits() -> None:
     check_limits(find_part("sm_120"), SPEC, msgspec.structs.replace(IMAGE, shared=99 * 1024))
+    asking = msgspec.structs.replace(SPEC, options=msgspec.structs.replace(SPEC.options, shared=100 * 1024))
+    with pytest.raises(CompileError, match="a block needs 102400 bytes of shared memory; sm_120 has 101376"):
+        check_limits(find_part("sm_120"), asking, IMAGE)
 
 
 @pytest.mark.parametrize(

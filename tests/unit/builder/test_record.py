@@ -37,7 +37,8 @@ def test_without_one_or_with_several_launches_keep_their_own() -> None:
 
 
 def test_what_tables_ask_for_is_given_to_launches_of_the_kernel_instead() -> None:
-    for listed, expected in (("noted", [(60, 4096)] * 2), ("other", [(75, 0), (-1, 0)])):
+    """To all or to none."""
+    for listed, expected in (("noted", [(60, 4096)] * 2), ("other", [(75, 0), (75, 0)])):
         asked = Residency(kernel=listed, bits=16, rows=1, carveout=60, shared=4096)
         recorder = Recorder(KEY, {(listed, ""): asked})
         for carveout in (75, -1):
@@ -47,7 +48,8 @@ def test_what_tables_ask_for_is_given_to_launches_of_the_kernel_instead() -> Non
 
 
 def test_matrices_of_a_kernel_are_told_apart_by_their_kind() -> None:
-    recorder = Recorder(KEY, {("linear_few", "narrow"): Residency(kernel="linear_few", bits=16, rows=1, shared=1024)})
+    asked = [Residency(kernel="linear_few", bits=16, rows=1, kind=kind, shared=n) for n, kind in enumerate(("narrow", "deep"))]
+    recorder = Recorder(KEY, {(r.kernel, r.kind): r for r in asked})
     for size, width in ((2048, 2048), (2048, 5632)):
         recorder.add(
             linear(
@@ -58,7 +60,7 @@ def test_matrices_of_a_kernel_are_told_apart_by_their_kind() -> None:
                 out=buffer("out", "bfloat16", 1, size),
             )
         )
-    assert [made.specialization.options.shared for made in recorder.plan().launches] == [1024, 0]
+    assert [made.specialization.options.shared for made in recorder.plan().launches] == [0, 1]
 
 
 def test_the_next_of_the_chain_starts_when_a_joined_launch_has_ended() -> None:

@@ -165,27 +165,40 @@ def test_every_origin_is_searched_from(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Made(cost, now)
     found = search(bench)
     assert state_of(found.residency) == dict.fromkeys(PLAIN, (100, 0))
-    assert [state_of(r) for r in bench.measured[:3]] == [now, PLAIN, dict.fromkeys(PLAIN, (100, 0))]
-    assert bench.measured[3:] == [(), found.residency], "beside the step as it was"
+    origins = [now, PLAIN, dict.fromkeys(PLAIN, (100, 0))]
+    assert [state_of(r) for r in bench.measured[:6]] == origins * 2, "at first, and in the end beside each other"
+    assert bench.measured[6:] == [(), found.residency], "beside the step as it was"
 
 
 def test_what_is_slower_than_the_best_so_far_is_not_measured_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_residency, "TRIALS", 40)
     bench = Made(lambda state: BEFORE)
     search(bench)
-    assert bench.hopeless.count(math.inf) == 3, "the origins"
+    assert bench.hopeless.count(math.inf) == 3 * 3, "the origins, after 30 changes, and in the end"
     assert set(bench.hopeless) == {math.inf, BEFORE}
-    assert len(bench.measured) <= 3 + 3 * 40
+    assert len(bench.measured) <= 3 * 3 + 3 * 40
 
 
-def test_a_pace_that_changed_is_noticed() -> None:
-    """A device that got faster makes every change look better than what was measured before."""
+class Paced(Made):
+    """A device that needs `first` times as long for what it measures first of all."""
 
-    class Warming(Made):
-        def microseconds(self, choice: Choice, hopeless: float = math.inf, residency: Asked = ()) -> float:
-            us = super().microseconds(choice, hopeless, residency)
-            return us * (2.0 if len(self.measured) == 1 else 1.0)
+    def __init__(self, cost: Callable[[State], float], first: float) -> None:
+        super().__init__(cost)
+        self.first = first
 
-    bench = Warming(lambda state: BEFORE)
+    def microseconds(self, choice: Choice, hopeless: float = math.inf, residency: Asked = ()) -> float:
+        us = super().microseconds(choice, hopeless, residency)
+        return us * (self.first if len(self.measured) == 1 else 1.0)
+
+
+def test_a_device_that_got_faster_makes_no_change_look_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_residency, "TRIALS", 20)
+    bench = Paced(lambda state: BEFORE, 2.0)
     assert search(bench).residency == ()
-    assert bench.hopeless.count(math.inf) == 5, "the origins, and what was measured once more beside the first change"
+    assert bench.hopeless.count(math.inf) == 3 + 2 + 3, "the origins, one more beside the first change, and the end"
+
+
+def test_a_device_that_got_slower_hides_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first origin alone, which was measured while the device was fast."""
+    monkeypatch.setattr(tune_residency, "residency_origins", lambda now: {"as it is": now})
+    assert search(Paced(pair_cost, 0.5)).us == 900.0

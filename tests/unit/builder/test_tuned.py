@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 import pytest
 
+from ouro_build.artifacts.columns import decode
 from ouro_build.artifacts.console import exit_code
 from ouro_build.artifacts.errors import CompileError, UsageError
 from ouro_build.artifacts.parts import find_part
@@ -16,6 +17,7 @@ from ouro_build.artifacts.tuning import Entry, Residency, TuningTable, encode_ta
 from ouro_build.builder.cache import Image
 from ouro_build.builder.cli import cli
 from ouro_build.builder.plan_target import prepare
+from ouro_build.builder.record import residency_key, takes_residency
 from ouro_build.builder.spec import BuildSpec
 from ouro_build.builder.tuned import check_image, check_tables, read_tables, spilled_shapes
 from ouro_build.kernels.candidates import configuration
@@ -44,7 +46,8 @@ def test_an_entry_shapes_its_images_and_the_rest_is_noted() -> None:
     constants = dict(chosen.constants)
     assert (constants["ROWS"], constants["N"], constants["K"], constants["K_WARPS"]) == (1, 64, 64, SHAPE.warps)
     assert chosen not in plain.index.specializations
-    assert set(target.index.specializations) - {chosen} <= set(plain.index.specializations)
+    images, before = ({s.compiled() for s in t.index.specializations} for t in (target, plain))
+    assert images - {chosen.compiled()} <= before
     (note,) = target.notes
     assert note.startswith("1 of the 2 entries of table 'given' shape nothing: ")
     assert [(r.name, r.match) for r in target.tuning] == [("given", "exact"), ("sm_90", "exact")]
@@ -58,13 +61,22 @@ def test_what_is_asked_for_reaches_its_launches_and_the_rest_is_noted() -> None:
     def asked(kernel: str, rows: int = 1, kind: str = "", bits: Literal[16, 32] = 16) -> Residency:
         return Residency(kernel=kernel, bits=bits, rows=rows, kind=kind, shared=3072)
 
-    used = (asked("residual_norm"), asked("linear_few", kind="narrow"))
+    def built(*residency: Residency) -> tuple[set[int], list[str]]:
+        (target,) = prepare(spec(msgspec.structs.replace(GIVEN, entries=(), residency=residency))).targets
+        shared = {s.options.shared for s in target.index.specializations}
+        return shared, [note.partition(":")[0] for note in target.notes]
+
+    (plain,) = prepare(spec()).targets
+    plans = [p for p in decode(plain.index, plain.columns) if takes_residency(p.key) and p.key.bucket == 1]
+    keys = sorted({residency_key(launch) for plan in plans for launch in plan.launches})
+    every = [asked(kernel, kind=kind) for kernel, kind in keys]
     stray = (asked("residual_norm", rows=2), asked("linear_few"), asked("silu_mul"), asked("rms_norm", bits=32))
-    (target,) = prepare(spec(msgspec.structs.replace(GIVEN, entries=(), residency=(*used, *stray)))).targets
-    assert [note.partition(":")[0] for note in target.notes] == ["4 of the 6 residencies of table 'given' hold for no launch"]
-    given = {(s.kernel, s.options.shared) for s in target.index.specializations}
-    assert ("residual_norm", 3072) in given
-    assert ("rms_norm", 3072) not in given
+    assert len(plans) == 2
+    assert built(*every) == ({0, 3072}, [])
+    assert built(*every, *stray) == ({0, 3072}, [f"4 of the {len(every) + 4} residencies of table 'given' hold for no launch"])
+    lacking = [r for r in every if r.kernel != "resolve"]
+    said = [f"{len(lacking)} of the {len(lacking)} residencies of table 'given' hold for no launch"]
+    assert built(*lacking) == ({0}, said), "all launches of a program, or none"
 
 
 def test_more_shared_memory_than_a_block_may_have_is_refused() -> None:

@@ -165,6 +165,14 @@ def test_residency_is_of_the_first_table_of_the_architecture_that_has_it_for_the
         assert found.residency(arch, bits, rows) == NO_RESIDENCY
 
 
+def test_carveouts_of_a_given_table_come_before_the_residency_of_later_ones() -> None:
+    later = msgspec.structs.replace(table(), residency=(asked(1, 1), asked(2, 2)))
+    many = Entry(kernel="linear_many", bits=16, rows=2, kind="deep", parameters=Tile(m=64, n=64, k=64, warps=4, stages=3))
+    found = Tuning((table(entry(1, 1, kind="deep"), many), later))
+    assert found.residency("sm_90", 16, 1) == NO_RESIDENCY
+    assert found.residency("sm_90", 16, 2) == {("residual_norm", ""): asked(2, 2)}
+
+
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda p: p.stem)
 def test_shipped_tables_hold_every_kind_of_the_kernels_for_few_rows(path: object) -> None:
     raw = decode_table(path.read_bytes(), "t")  # type: ignore[attr-defined]
