@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from ouro_build.artifacts.checks import check_manifest
 from ouro_build.artifacts.columns import Columns, PlanIndex, columns_from_bytes
 from ouro_build.artifacts.digests import COPY_AGAIN, check_bytes, verify_files, verify_sizes
-from ouro_build.artifacts.errors import ArtifactError, UsageError
+from ouro_build.artifacts.errors import ArtifactError, UsageError, VersionError
 from ouro_build.artifacts.manifest import (
     MANIFEST,
     ORACLE,
@@ -53,21 +54,29 @@ class Artifact:
 
     def plans(self, target: TargetRecord) -> tuple[PlanIndex, Columns]:
         """The plans of `target`. Raises ArtifactError if any index or offset in them is out of range."""
-        raw = self.read(target.plan_index)
-        try:
+        raw, numbers = self.read(target.plan_index), self.read(target.plan_columns)
+        with self._newer(target.plan_index):
             index = _decode_index(raw, target.plan_index)
-        except ArtifactError as error:
-            check_readable(self.manifest, error, target.plan_index)
-            raise
-        check_plans(self.manifest, target, index)
-        columns = columns_from_bytes(index, self.read(target.plan_columns), target.plan_columns)
-        check_arguments(index, columns, target.plan_columns)
-        check_graphs(index, columns, target.plan_index)
+            check_plans(self.manifest, target, index)
+            columns = columns_from_bytes(index, numbers, target.plan_columns)
+            check_arguments(index, columns, target.plan_columns)
+            check_graphs(index, columns, target.plan_index)
         return index, columns
 
     def oracle(self) -> Oracle:
         """The recorded prompt and answer. Raises ArtifactError if there is none."""
-        return decode_oracle(self.read(ORACLE), self.manifest.model.vocab_size)
+        raw = self.read(ORACLE)
+        with self._newer(ORACLE):
+            return decode_oracle(raw, self.manifest.model.vocab_size)
+
+    @contextmanager
+    def _newer(self, where: str) -> Iterator[None]:
+        """What cannot be read of an artifact of a newer format, whose bytes are right, is no damage."""
+        try:
+            yield
+        except ArtifactError as error:
+            check_readable(self.manifest, error, where)
+            raise
 
     def has(self, path: str) -> bool:
         """Whether the artifact holds a file of this path."""
@@ -116,6 +125,8 @@ def open_artifact(path: Path, verify: Verify = "full", workers: int | None = Non
         return _open(path.resolve(), verify, workers)
     except ArtifactError as error:
         raise ArtifactError(error.what, where=_inside(path, error.where), hint=error.hint or COPY_AGAIN) from error
+    except VersionError as error:
+        raise VersionError(error.what, where=_inside(path, error.where), hint=error.hint) from error
 
 
 def _open(path: Path, verify: Verify, workers: int | None) -> Artifact:

@@ -10,7 +10,7 @@ from ouro_build.artifacts.parts import Part
 from ouro_build.artifacts.plan import Buffer, Plan, ProgramKey
 from ouro_build.artifacts.rows import RECORD
 from ouro_build.builder.buffers import Buffers
-from ouro_build.builder.record import Recorder, takes_residency
+from ouro_build.builder.record import Recorder, covers, takes_residency
 from ouro_build.builder.sparse import Attention, LoopAttention, SparseAttention
 from ouro_build.kernels.advance import advance
 from ouro_build.kernels.argmax import argmax
@@ -29,8 +29,8 @@ from ouro_build.kernels.resolve import resolve
 from ouro_build.kernels.rms_norm import rms_norm
 from ouro_build.kernels.rope_kv_write import rope_kv_write
 from ouro_build.kernels.silu_mul import silu_mul
-from ouro_build.kernels.sites import bits_of
-from ouro_build.kernels.tuning import tuning_of
+from ouro_build.kernels.sites import bits_of, site_of
+from ouro_build.kernels.tuning import NO_RESIDENCY, Residencies, tuning_of
 
 
 class Programs:
@@ -42,6 +42,7 @@ class Programs:
         self._part = part
         self._buffers = buffers
         self._attention = SparseAttention(model, geometry, part, buffers)
+        self._residency: dict[int, Residencies] = {}
 
     def record(self) -> tuple[Plan, ...]:
         """A plan for every declared (program, bucket, mode)."""
@@ -121,10 +122,17 @@ class Programs:
         recorder.add(read_pool(self._part, pool=b.weights_pool, sums=b.read_sums))
         return recorder.plan()
 
+    def residency(self, bucket: int) -> Residencies:
+        """What tables ask for dense decode steps of `bucket` rows: for every launch of their loops, or for none."""
+        if bucket not in self._residency:
+            launches = self._loop(Recorder(ProgramKey("recurrent", bucket)), bucket, self._attention.dense).launches
+            sites = [site for launch in launches if (site := site_of(launch)) is not None]
+            asked = tuning_of(self._part).residency(self._part.arch, bits_of(self._model.dtype), bucket, sites)
+            self._residency[bucket] = asked if covers(asked, launches) else NO_RESIDENCY
+        return self._residency[bucket]
+
     def _recorder(self, key: ProgramKey) -> Recorder:
-        if not takes_residency(key):
-            return Recorder(key)
-        return Recorder(key, tuning_of(self._part).residency(self._part.arch, bits_of(self._model.dtype), key.bucket))
+        return Recorder(key, self.residency(key.bucket)) if takes_residency(key) else Recorder(key)
 
     def _resolve(self, recorder: Recorder, bucket: int, batch: Buffer, loop_limit: int) -> Buffer:
         """Row records of `batch`; rows whose loop is `loop_limit` or more, or past the context, are inactive in the program."""

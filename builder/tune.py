@@ -204,7 +204,7 @@ class _Tuning:
 
     def _search(self, bench: StepBench, recorder: StepRecorder, sites: Sequence[tuple[Site, int]], *, whole: bool) -> Found:
         """Search at `sites`; if they are the `whole` of what tables configure in the step, also for what concerns all of it."""
-        asked = recorder.asked()
+        asked = recorder.asked
         if whole and asked:
             self._say(f"carve-outs: none tried, tables ask for a residency of {recorder.bucket} rows, which comes before them")
         found = Search(bench, recorder.part_with({}), sites, self._say).run(carves=whole and not asked)

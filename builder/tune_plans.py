@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -77,7 +78,7 @@ class StepRecorder:
             Entry(kernel=s.kernel, bits=s.bits, rows=s.rows, sizes=s.sizes, parameters=p) for s, p in choice.items()
         )
         arch = self.part.arch
-        asked = residency or tuple(self.asked().values())
+        asked = residency or tuple(self.asked.values())
         chosen = TuningTable(name="tried", arch=arch, source="being tried", entries=entries, residency=asked)
         return tuned(self.part, (chosen, *self._tables))
 
@@ -97,11 +98,13 @@ class StepRecorder:
         graphed = msgspec.structs.replace(index, graphs=graphs)
         return StepPlans(graphed, columns, placement.plans, whole, short, placement.pools[Pool.WORKSPACE])
 
+    @cached_property
     def asked(self) -> Residencies:
         """What tables ask for launches of the step; nothing for a prompt chunk, whose programs do not ask them."""
         if self.family != "decode":
             return NO_RESIDENCY
-        return tuned(self.part, self._tables).tuning.residency(self.part.arch, bits_of(self.model.dtype), self.bucket)
+        part = tuned(self.part, self._tables)
+        return Programs(self.model, self.geometry, part, self._buffers).residency(self.bucket)
 
     def residency(self, choice: Choice) -> Residencies:
         """What launches of a step with `choice` have of what tables may ask for, whether any table does; of launches that

@@ -40,9 +40,6 @@ class ResidencySearch:
         """
         reached = [self._descend(name, origin) for name, origin in residency_origins(now).items()]
         best = min(reached, key=self._time)  # minutes lie between what was measured on the way
-        if best == now:
-            self._say("residency: nothing is faster")
-            return found
         before, after = self._bench.microseconds(self._choice), self._time(best)
         if after >= before * GAIN:
             self._say(f"residency: stays as it was, {before:.1f} µs a step; with the best that was found {after:.1f}")

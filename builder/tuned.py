@@ -8,11 +8,11 @@ from pathlib import Path
 from ouro_build.artifacts.errors import CompileError, UsageError
 from ouro_build.artifacts.manifest import TargetRecord
 from ouro_build.artifacts.parts import Part
-from ouro_build.artifacts.plan import Plan, Specialization
-from ouro_build.artifacts.tuning import FORMS, Entry, Residency, TuningTable, decode_table
+from ouro_build.artifacts.plan import Plan, ProgramKey, Specialization
+from ouro_build.artifacts.tuning import FORMS, Entry, TuningTable, decode_table
 from ouro_build.builder.cache import Image
 from ouro_build.builder.limits import check_limits
-from ouro_build.builder.record import covers, residency_key, takes_residency
+from ouro_build.builder.record import residency_key
 from ouro_build.kernels.registry import NAMES
 from ouro_build.kernels.sites import site_of
 from ouro_build.kernels.tuning import Tuning
@@ -82,24 +82,27 @@ def unused_entries(found: Iterable[Shaped], tables: Sequence[TuningTable]) -> tu
     return tuple(said.format(left, every, repr(name)) for name, every, left in counts if left)
 
 
-def unused_residency(plans: Iterable[Plan], tables: Sequence[TuningTable], bits: int) -> tuple[str, ...]:
-    """A sentence for every table that asks something of launches that `plans` of a model of `bits` bits do not have."""
-    resident = [plan for plan in plans if takes_residency(plan.key)]
-    counts = [(t, len(t.residency) - len(_used(t, resident, bits))) for t in tables]
-    said = (
-        "{} of the {} residencies of table {} hold for no launch: this build lacks their kernels, kinds or rows, or the table "
-        "lacks others of the same program and rows, and a program takes all or none"
+def unused_residency(plans: Sequence[Plan], tables: Sequence[TuningTable], bits: int) -> tuple[str, ...]:
+    """Sentences on what tables ask for loops that take none of it, as some of their launches have none, and on tables that ask
+    something of launches that `plans` of a model of `bits` bits do not have."""
+    loops, heads = (
+        {p.key.bucket: {residency_key(x) for x in p.launches} for p in plans if p.key == ProgramKey(program, p.key.bucket)}
+        for program in ("recurrent", "coda")
     )
-    return tuple(said.format(left, len(t.residency), repr(t.name)) for t, left in counts if left)
-
-
-def _used(table: TuningTable, plans: Iterable[Plan], bits: int) -> set[Residency]:
-    used: set[Residency] = set()
-    for plan in plans:
-        mine = {(r.kernel, r.kind): r for r in table.residency if (r.bits, r.rows) == (bits, plan.key.bucket)}
-        if covers(mine, plan.launches):
-            used |= {mine[residency_key(launch)] for launch in plan.launches}
-    return used
+    said = []
+    for table in tables:
+        used = 0
+        for rows, loop in loops.items():
+            mine = {(r.kernel, r.kind) for r in table.residency if (r.bits, r.rows) == (bits, rows)}
+            if loop <= mine:
+                used += len(mine & (loop | heads[rows]))
+            elif loop & mine:
+                lacking = ", ".join(f"{kernel} {kind}".rstrip() for kernel, kind in sorted(loop - mine))
+                said.append(f"table {table.name!r} has no residency of {lacking} for {rows} rows: dense loops take none there")
+        if left := len(table.residency) - used:
+            what = f"{left} of the {len(table.residency)} residencies of table {table.name!r} hold for no launch"
+            said.append(f"{what}: this build lacks their kernels, kinds or rows, or has elements of other bits, or takes none")
+    return tuple(said)
 
 
 def check_image(part: Part, specialization: Specialization, image: Image, chosen: Chosen) -> None:

@@ -3,7 +3,7 @@ the nearest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -54,15 +54,16 @@ class Tuning(NamedTuple):
         entry = self.find(site)
         return entry.parameters if entry is not None and isinstance(entry.parameters, form) else None
 
-    def residency(self, arch: str, bits: int, rows: int) -> Residencies:
-        """What is asked for by the first table of `arch` itself that has something for just `rows` rows of a model of `bits`
-        bits: where it has carve-outs in entries and no residency, those are meant."""
+    def residency(self, arch: str, bits: int, rows: int, sites: Iterable[Site]) -> Residencies:
+        """What is asked for launches at `sites` and beside them: by the first table of `arch` itself that has a residency for
+        just `rows` rows of a model of `bits` bits, or an entry for just these that a site has. A residency was found with
+        certain entries, so where there are others and none was found with them, there is none."""
+        used = {self.find(site) for site in sites}
         for table in self.tables:
             if table.arch != arch:
                 continue
             found = {(r.kernel, r.kind): r for r in table.residency if (r.bits, r.rows) == (bits, rows)}
-            carved = (e for e in table.entries if isinstance(e.parameters, Fragments | Splits))
-            if found or any((e.bits, e.rows) == (bits, rows) for e in carved):
+            if found or any(entry in used for entry in table.entries if entry.rows == rows):
                 return found
         return NO_RESIDENCY
 

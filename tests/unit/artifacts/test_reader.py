@@ -121,7 +121,7 @@ def test_weights_packed_in_another_order_are_refused_by_its_name(copy: Path) -> 
         VersionError, match=r"packed as 'row_major/1', this software reads 'blocks_16x32/1'\nBuild the"
     ) as caught:
         open_artifact(copy)
-    assert caught.value.where == "manifest.json: weights.layout"
+    assert caught.value.where == f"{copy}: manifest.json: weights.layout"
 
 
 def test_every_byte_of_the_manifest_counts(copy: Path) -> None:

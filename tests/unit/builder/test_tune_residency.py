@@ -174,9 +174,9 @@ def test_what_is_slower_than_the_best_so_far_is_not_measured_long(monkeypatch: p
     monkeypatch.setattr(tune_residency, "TRIALS", 40)
     bench = Made(lambda state: BEFORE)
     search(bench)
-    assert bench.hopeless.count(math.inf) == 3 * 3, "the origins, after 30 changes, and in the end"
+    assert bench.hopeless.count(math.inf) == 3 * 3 + 2, "the origins, after 30 changes, in the end; the best beside the step"
     assert set(bench.hopeless) == {math.inf, BEFORE}
-    assert len(bench.measured) <= 3 * 3 + 3 * 40
+    assert len(bench.measured) <= 3 * 3 + 2 + 3 * 40
 
 
 class Paced(Made):
@@ -195,7 +195,7 @@ def test_a_device_that_got_faster_makes_no_change_look_better(monkeypatch: pytes
     monkeypatch.setattr(tune_residency, "TRIALS", 20)
     bench = Paced(lambda state: BEFORE, 2.0)
     assert search(bench).residency == ()
-    assert bench.hopeless.count(math.inf) == 3 + 2 + 3, "the origins, one more beside the first change, and the end"
+    assert bench.hopeless.count(math.inf) == 3 + 2 + 3 + 2, "the origins, two for the first change, the end, two for the best"
 
 
 def test_a_device_that_got_slower_hides_no_change(monkeypatch: pytest.MonkeyPatch) -> None:

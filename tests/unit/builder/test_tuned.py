@@ -75,8 +75,11 @@ def test_what_is_asked_for_reaches_its_launches_and_the_rest_is_noted() -> None:
     assert built(*every) == ({0, 3072}, [])
     assert built(*every, *stray) == ({0, 3072}, [f"4 of the {len(every) + 4} residencies of table 'given' hold for no launch"])
     lacking = [r for r in every if r.kernel != "resolve"]
-    said = [f"{len(lacking)} of the {len(lacking)} residencies of table 'given' hold for no launch"]
-    assert built(*lacking) == ({0}, said), "all launches of a program, or none"
+    said = [
+        "table 'given' has no residency of resolve for 1 rows",
+        f"{len(lacking)} of the {len(lacking)} residencies of table 'given' hold for no launch",
+    ]
+    assert built(*lacking) == ({0}, said), "all launches of a loop, or none"
 
 
 def test_more_shared_memory_than_a_block_may_have_is_refused() -> None:

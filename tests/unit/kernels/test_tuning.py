@@ -158,19 +158,20 @@ def test_residency_is_of_the_first_table_of_the_architecture_that_has_it_for_the
 
     other, first, second = with_residency(asked(1, 1), arch="sm_80"), with_residency(asked(2, 2)), with_residency(asked(1, 3))
     found = Tuning((other, first, second))
-    assert found.residency("sm_90", 16, 1) == {("residual_norm", ""): asked(1, 3)}
-    assert found.residency("sm_90", 16, 2) == {("residual_norm", ""): asked(2, 2)}
-    assert found.residency("sm_80", 16, 1) == {("residual_norm", ""): asked(1, 1)}
+    assert found.residency("sm_90", 16, 1, ()) == {("residual_norm", ""): asked(1, 3)}
+    assert found.residency("sm_90", 16, 2, ()) == {("residual_norm", ""): asked(2, 2)}
+    assert found.residency("sm_80", 16, 1, ()) == {("residual_norm", ""): asked(1, 1)}
     for arch, bits, rows in (("sm_90", 16, 3), ("sm_90", 32, 1), ("sm_89", 16, 1)):
-        assert found.residency(arch, bits, rows) == NO_RESIDENCY
+        assert found.residency(arch, bits, rows, ()) == NO_RESIDENCY
 
 
-def test_carveouts_of_a_given_table_come_before_the_residency_of_later_ones() -> None:
-    later = msgspec.structs.replace(table(), residency=(asked(1, 1), asked(2, 2)))
-    many = Entry(kernel="linear_many", bits=16, rows=2, kind="deep", parameters=Tile(m=64, n=64, k=64, warps=4, stages=3))
-    found = Tuning((table(entry(1, 1, kind="deep"), many), later))
-    assert found.residency("sm_90", 16, 1) == NO_RESIDENCY
-    assert found.residency("sm_90", 16, 2) == {("residual_norm", ""): asked(2, 2)}
+def test_where_an_entry_of_an_earlier_table_is_used_there_is_no_residency_of_a_later_one() -> None:
+    later = msgspec.structs.replace(table(), residency=(asked(2, 2), asked(4, 4)))
+    other = Tuning((table(entry(1, 4, kind="narrow"), entry(1, 2, kind="deep")), later))
+    found = {("residual_norm", ""): asked(4, 4)}
+    assert other.residency("sm_90", 16, 4, [SITE]) == found, "no entry for a site"
+    assert other.residency("sm_90", 16, 4, [SITE._replace(kind="narrow")]) == NO_RESIDENCY
+    assert other.residency("sm_90", 16, 2, [SITE._replace(rows=2)]) == NO_RESIDENCY
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda p: p.stem)
