@@ -41,8 +41,8 @@ class Fragments(_Record, frozen=True, kw_only=True, tag_field="form", tag="fragm
     save registers.
 
     `carveout` is the share, in percent, of the most shared memory a multiprocessor can have that launches prefer, -1 the
-    driver's choice; the rest is L1 cache. A multiprocessor must drain before that changes, so kernels of consecutive launches
-    lie beside each other only where they have the same.
+    driver's choice; the rest is L1 cache. A multiprocessor must drain before that changes, so where kernels of
+    consecutive launches have the same, they can lie beside each other; where not, it hangs on what else they ask for.
     """
 
     block_n: Annotated[int, msgspec.Meta(ge=16, le=128)]

@@ -82,7 +82,7 @@ def neighbours(current: Parameters) -> tuple[Parameters, ...]:
 def carved(current: Mapping[Site, Parameters]) -> tuple[dict[Site, Parameters], ...]:
     """`current` with each carve-out at all sites whose form has one; none if no form has.
 
-    A multiprocessor drains between kernels of other carve-outs, so at one site alone a change shows nothing of its worth.
+    A multiprocessor often drains between kernels of other carve-outs, so at one site alone a change shows little of its worth.
     """
     sites = {site: p for site, p in current.items() if isinstance(p, Fragments | Splits)}
     made = [{**current, **{s: msgspec.structs.replace(p, carveout=c) for s, p in sites.items()}} for c in _CARVEOUTS]
@@ -97,8 +97,8 @@ def residency_origins(now: Residencies) -> dict[str, Residencies]:
 def changed_residency(current: Residencies, most_shared: int, random: Random) -> Residencies:
     """`current` with one, two, three or all of its launches drawn anew, with at most `most_shared` bytes a block.
 
-    Sometimes every launch also gets one carve-out: a multiprocessor drains between launches of different ones, so that single
-    changes from one for all to another lead through what is slower.
+    Sometimes every launch also gets one carve-out: a multiprocessor often drains between launches of different ones, so that
+    single changes from one for all to another lead through what is slower.
     """
     count = random.choice((1, 1, 2, 3, len(current)))
     shared = [size for size in _RESIDENT_SHARED if size <= most_shared]

@@ -141,7 +141,7 @@ def test_a_carveout_reaches_every_kernel_for_few_rows() -> None:
 @pytest.mark.parametrize("arch", sorted(path.stem for path in SHIPPED.glob("*.json")))
 @pytest.mark.parametrize("rows", [*range(1, 18), 32, 33])
 def test_all_kernels_of_a_step_have_one_carveout(arch: str, rows: int) -> None:
-    """Else multiprocessors would drain between them."""
+    """Of entries: else multiprocessors would often drain between them."""
     tuning = tuning_of(find_part(arch))
     kinds = [(kernel, kind) for kernel, known in KINDS.items() if FORMS[kernel] in (Fragments, Splits) for kind in known]
     found = [tuning.find(Site(kernel, 16, rows, (1, 1), kind)) for kernel, kind in kinds]
